@@ -113,8 +113,8 @@ def _outside(attempt: AttemptLayout, traces: Sequence[RankTrace]) -> Iterator[st
 
 
 def _any_time(fault: Fault) -> bool:
-    """Whether the fault may come before any checkpoint: the restore at the beginning would trigger it, or it strikes at the
-    first rendezvous."""
+    """Whether the fault may come before any checkpoint: after a delay, at no certain step, at the first rendezvous, or at the
+    restore with which the leg would begin."""
     if fault.phase == "rendezvous":
         return max(fault.occurrence, fault.attempt or 1) == 1
     return fault.phase is None or fault.phase in RESTORE_PHASES or fault.at_step is None

@@ -31,7 +31,8 @@ def create_run(
     metrics: str | None = None,
     address: str | None = None,
 ) -> RunLayout:
-    """Make a new run directory and record in it what will be run, before anything starts."""
+    """Make a new run directory below `root`. Raises UsageError and ResourcesError for a place that cannot be recorded or a
+    `checkpoint.storage` that cannot be written, OSError for the directory itself."""
     spec = job.spec
     for what, place in (("root", root.absolute()), ("job's directory", job.directory)):
         name = str(place)

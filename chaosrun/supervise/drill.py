@@ -80,7 +80,8 @@ class LegRunner:
     def run(
         self, name: str, leg: LegLayout, template: WorkerOrder, plan: FaultPlan, spec: JobSpec, *, deadline_s: float | None
     ) -> LegFinished:
-        """Run one leg, called `name` in its records. Raises as `ask_permission`."""
+        """Run one leg, called `name` in its records. Raises as `ask_permission`; UsageError and OSError when the leg's working
+        folder cannot be laid out."""
         self.ask_permission(plan, spec)
         if template.by == "script":
             lay_out(leg, Path(template.directory), spec.outputs)
@@ -285,7 +286,7 @@ class DrillExecution:
         template = early_end.with_early_end(template, spec, info.early, plan, self._leg("reference"))
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
-        self.run.verdict_json.unlink(missing_ok=True)  # of an end that is gone on from
+        self.run.verdict_json.unlink(missing_ok=True)  # of the end that is continued now
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         self._note_left(name, spec)
         if result.outcome == "interrupted":
@@ -305,7 +306,7 @@ class DrillExecution:
         return own_leg(self.run, read_run(self.run), name)
 
     def _remove(self, leg: LegLayout) -> None:
-        """Remove the files of an unfinished reference: resumed from a checkpoint, it would not be an uninterrupted leg."""
+        """Remove a leg that will be run again from its beginning: resumed from a checkpoint, it would not be uninterrupted."""
         if time := training_time(leg, f"{leg.path.name} leg"):
             self._removed.append(time)
         remove_leg(leg)

@@ -14,7 +14,7 @@ How long a rank may be silent, by stage:
 - else FACTOR times the longest that the leg has seen between two beats of its steps and checkpoints, at least
   SHORTEST_HANG_S; the script's own code between two steps, and what the rank does for the first time in this attempt, are given
   `recovery.start_timeout`; the script's own code that computes, which may validate for an hour, VALIDATION times that
-- a process that is stopped: as in a step
+- a process that is stopped: at most `recovery.hang_timeout`, or SHORTEST_HANG_S where that is not set
 - before its first step, a rank is given `recovery.start_timeout`; in later attempts FACTOR times what the stage took in those
   that got through it, at least as long as a step
 """
@@ -226,7 +226,7 @@ class Standstill:
         live: Mapping[int, int],
         seen: Mapping[int, RankStack],
     ) -> "Standstill":
-        """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank; what it lacks is unknown."""
+        """`live`: pids by rank; `seen`: what `ClusterWorkers.stacks` found, by rank; a rank that it lacks is unknown."""
         ranks = [
             FoundRank(rank=rank, beat=activities[rank].beat, process=seen.get(rank, RankStack(pid=pid)))
             for rank, pid in sorted(live.items())

@@ -26,10 +26,10 @@ SOONEST_S = 0.001
 
 
 class Injections:
-    """Passes faults from `chaosrun inject` to the chaos leg.
+    """Passes faults from `chaosrun inject` to the leg that takes faults.
 
     Called by the control socket's thread, not the supervisor's: a granted fault is durable in plan.json before the supervisor
-    gets it, so that the verdict includes it even if this process dies. The only writer of plan.json once a run has begun. The
+    gets it, so that the verdict includes it even if this process dies. While that leg runs, nothing else writes plan.json. The
     drill reports its progress to `watch` and `hear`.
     """
 

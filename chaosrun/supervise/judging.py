@@ -43,7 +43,7 @@ class RecoveryJudge:
         self._targets: dict[int, dict[int, int]] = {}
         """For each of those attempts, by rank, the last step that had been done before."""
         self._begun: set[int] = set()
-        """Attempts of which is known where they went on from."""
+        """Attempts whose beginning has been judged."""
         self._over: dict[tuple[int, int], RankTrace] = {}
         """Traces of attempts that are over, by attempt and rank."""
         self._found: list[Recovery] = []

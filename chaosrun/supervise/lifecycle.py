@@ -35,7 +35,7 @@ class LegEvent(msgspec.Struct, frozen=True):
 
 
 class Resume(LegEvent, frozen=True):
-    """A supervisor takes a leg over, which has had so many attempts."""
+    """A supervisor continues the leg of another one, which has had this many attempts."""
 
     attempt: int
 

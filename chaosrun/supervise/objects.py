@@ -24,8 +24,8 @@ def claim_objects(place: ObjectPlace, run: RunLayout) -> str:
 
 
 def remove_all_objects(run: RunLayout, home: Path, silent: SilentStores | None = None) -> None:
-    """Remove the run's objects if they are shown to be its own. `home`: the directory of the run when it was whole. `silent`:
-    the result of earlier calls."""
+    """Remove the run's objects if they are shown to be its own. `home`: the directory of the run when it was whole. Raises
+    UnreachableStoreError, at once for a store in `silent`, to which this adds stores that do not answer."""
     try:
         info = read_run(run)
         legs = [own_leg(run, info, name) for name in LEGS]

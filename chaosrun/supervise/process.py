@@ -233,7 +233,7 @@ class SupervisorProcess:
 
 
 Supervise = Callable[[RunLayout, str | None, "Listener"], int]
-"""(run, address, who is told every record) → exit code."""
+"""(run, address, listener for every record) → exit code."""
 
 
 class SupervisorPipes:

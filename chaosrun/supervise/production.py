@@ -34,7 +34,7 @@ class Production:
     """When the run's timeout expires, CLOCK_MONOTONIC; None: the timeout begins with the run."""
 
     def execute(self) -> Verdict:
-        """Run what remains and judge the run. Raises as `Drill.execute`."""
+        """Run what remains and judge the run. Raises as `DrillExecution.execute`."""
         with run_files(self.run, "resume"):
             info = read_run(self.run)
             spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
@@ -45,7 +45,7 @@ class Production:
                 if not leg.journal.exists() and any((faults.schedule, faults.random, faults.replay, faults.preset)):
                     self.legs.on_record({"leg": RUN, "event": "faults.not_struck", "time_s": time.time()})
                 template = order_template(RUN, leg, spec, info)
-                self.run.verdict_json.unlink(missing_ok=True)  # of an end that is gone on from
+                self.run.verdict_json.unlink(missing_ok=True)  # of the end that is continued now
                 result = self.legs.run(RUN, leg, template, plan, spec, deadline_s=self.deadline_s)
                 if result.outcome == "interrupted":
                     hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"
@@ -81,6 +81,6 @@ def lock_job(run: RunLayout, root: Path) -> Iterator[None]:
 
 
 def _key(info: RunInfo) -> str:
-    """Identifies a job: its path, and the contents of its file with the changes of the command line."""
+    """Identifies a job: its directory, its script, and its spec with the changes of the command line."""
     said = json.dumps([info.kind, info.directory, info.script, info.spec], sort_keys=True)
     return sha256(said.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """The cache of references: one uninterrupted leg serves every drill of the same job on the same kind of machine.
 
-Key: what the supervisor knows before anything runs (spec, script, installed packages, processor or GPU, chaosrun's own code). A
+Key: what the supervisor knows before anything runs (spec, script, installed packages, processor, GPUs, chaosrun's own code). A
 hit counts only if every local file that the cached run imported is unchanged. Data files that a script reads are not covered:
 a stale hit then looks like an irreproducible job, so the drill runs a fresh reference before it says so.
 

@@ -32,9 +32,11 @@ WITNESS_LIMIT_S = 45.0
 
 @dataclass(slots=True, kw_only=True)
 class NodeTermination:
+    """A node that a fault is ending."""
+
     fault: Fault
     limit_s: float
-    """The deadline for its witness's note."""
+    """The deadline for its witness's note, by `OutsideFaults`' clock."""
     struck: dict[str, Marker] = field(default_factory=dict)
     """Marker by fault: more than one may end a node at once."""
 

@@ -310,7 +310,7 @@ class Supervisor:
         self._audited = selection.signature
         step = selection.manifest.step if selection.manifest else 0
         if missed := self._observations.missed(self._template, resume=step, passed=self._passed):
-            hint = None if missed.taken else "which rank comes first is chance: let the faults strike apart, or run it again"
+            hint = None if missed.taken else "which rank is first is chance: give the faults different steps, or run it again"
             return self._end("fault_missed", missed.message(), hint, "notice_taken" if missed.taken else None)
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
 
@@ -357,7 +357,7 @@ class Supervisor:
             self._end("resources", error.message, error.hint)
             return
         except RecoveryError as error:
-            # An agent died since the last attempt. Its agent_lost event also reports that its node has stopped.
+            # An agent died since the last attempt. Its AgentDied event also reports that its node has stopped.
             self._pending.append(lifecycle.AgentLost(message=error.message))
             return
         self.outside_faults.attempt_started(action.attempt)

@@ -36,7 +36,8 @@ def take_over(
     store: CheckpointStore,
     record_quarantined: Callable[[recorded.CheckpointQuarantined], None],
 ) -> Resume:
-    """`past`: the journal as it was found; `now_s`: wall clock, like the times in it."""
+    """Kill ranks that are left over, restore what was known of faults and checkpoints, and let faults that nobody saw strike
+    again. `past`: the journal as it was found; `now_s`: wall clock, like the times in it."""
     left_over = list(_left_over(past, leg))
     kill_all(lambda: left_over, timeout_s=LEFT_OVER_S)
     for record in past:

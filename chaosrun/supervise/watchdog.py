@@ -51,7 +51,7 @@ class Watchdog:
     def __init__(self, pid: int, limit_s: float | None = None) -> None:
         """`limit_s`: when the process must have ended, by CLOCK_MONOTONIC, which nobody sets."""
         self.lost: str | None = None
-        """In words, how Ray's head was lost, for which the process was killed."""
+        """In words, how Ray's head or only node was lost, for which the process was killed."""
         self.overdue = False
         """The process was killed because its time was over."""
         self.limit_s = limit_s
@@ -121,7 +121,7 @@ def _end(supervisor: ProcessIdentity) -> None:
 
 def watched(command: Callable[[], int]) -> int:
     """The exit code of `command`, which runs in a child of this process; the child returns from here as well. Signals are
-    passed on. Raises ResourcesError when Ray's head has died, RecoveryError when the child was killed."""
+    passed on. Raises ResourcesError when Ray has died, RecoveryError when the child was killed."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGCHLD}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
         numbers.add(signal.SIGHUP)

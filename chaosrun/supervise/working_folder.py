@@ -17,7 +17,7 @@ _PLACEHOLDERS = frozenset({".gitignore", ".gitkeep"})
 
 
 def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
-    """Make it if it does not exist yet: a restarted attempt finds the files of the one before. Raises OSError."""
+    """Make the leg's working folder, once: a restarted attempt finds the files of the one before. Raises OSError."""
     if leg.work.exists():
         return
     left_out = [PurePath(os.path.normpath(path)).parts for path in outputs]
