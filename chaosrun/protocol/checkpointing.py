@@ -59,7 +59,7 @@ class Checkpointer:
         self.newest_step: int | None = None
         """Step of the newest checkpoint that this attempt restored or saved."""
         self.digests: dict[str, dict[str, str]] | None = None
-        """Digests of this rank's state after the latest save or restore."""
+        """Digests of this rank's state after the latest save or restore; None where the writer digests the copy."""
         self.changed: dict[str, str] = {}
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
         self.because = ""

@@ -34,7 +34,7 @@ REFUSED_EXIT_CODE = 71
 RAY_WORKER = "default_worker.py"
 """The program of Ray's workers, which Ray kills when they have done their work."""
 FORCED_EXIT_CODE = 1
-"""Theirs."""
+"""Of such a worker."""
 GROUP_MODULES = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 """Where torch keeps `init_process_group` under a name of its own."""
 _WORLD_SIZE, _RANK = 3, 4

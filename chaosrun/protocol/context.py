@@ -1,4 +1,4 @@
-"""A worker process's drill context (order, leg, faults, heartbeat): set once by `worker.main`, read by `session.attach`. None
+"""A worker process's drill context (order, leg, faults, heartbeat): set once, by `worker.main` or `commanded.become_rank`. None
 outside chaosrun."""
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Pins everything that makes two executions of a script differ, before its first line runs (hazards K1, K3-K5, K7, C5).
 
-PYTHONHASHSEED and the thread counts that libraries read when loaded are set even earlier, in the fork server's environment
-(`process_environment`).
+PYTHONHASHSEED (`cluster.workers`) and the thread counts that libraries read when loaded (`cluster.agent`) are set even earlier,
+in the fork server's environment.
 """
 
 import functools

@@ -156,7 +156,7 @@ class Preemption:
     def due(self, step: int) -> bool:
         """Whether all ranks leave after this step, which this rank has done. Call once at the end of every step.
 
-        Raises RecoveryError when the ranks cannot leave together because another one is beyond this rank's next step.
+        Raises LeftApartError when the ranks cannot leave together because another one is beyond this rank's next step.
         """
         if self._store is None:
             if self._told and self._leaving is None:

@@ -41,7 +41,7 @@ class Recorder(Steps):
         return self._checkpointer.position_of(self.order.resume) if self.order.resume else Position()
 
     def begin(self, job: dict[str, object]) -> Position:
-        """Restore the checkpoint this attempt starts from, write the `start` line, and return the position."""
+        """Restore the checkpoint this attempt starts from, write the `start` record, and return the position."""
         self._job = job
         entered_s = time.time()
         position = Position()

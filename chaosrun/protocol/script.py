@@ -279,7 +279,7 @@ class ScriptTraining:
         return now == due.batches[0] and not (due.taken and now in due.batches[self._passes : self._passes + 1])
 
     def _begin(self, call: Pass | None, *, at_end: bool = False) -> Steps:
-        """Find this attempt's position, and write the `start` line."""
+        """Find this attempt's position, and write the `start` record."""
         if not at_end:
             hooks.release_kept()
             free_dropped_optimizers(call and call.module)

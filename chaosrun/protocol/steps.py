@@ -86,7 +86,7 @@ class Steps:
         self._heard_ns = 0
 
     def start(self, position: Position, began: RankStart, **about: Any) -> None:
-        """Write the `start` line; `about`: see `Observer.begin`."""
+        """Write the `start` record; `about`: see `Observer.begin`."""
         self.done = position.step
         self.heart.beat("restored", position.step)
         self.observer.begin(position, began, **about)

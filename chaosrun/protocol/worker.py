@@ -1,11 +1,8 @@
 """The life of one worker process, from the fork to its exit code: pin, join the rendezvous, run the script, record how it
 ended.
 
-The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
-It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
-message, hint, exit_code, traceback, and ours: raised by chaosrun's own code) or null. A rank that left on notice
-(`train.preemption`) has the status "preempted", the error "Preempted", and `told`: the rank that got the notice, itself or the
-first that did.
+The end record (`rank-R.end.json`, a `records.markers.WorkerEnd`) is what the agent and the supervisor judge by; an exit code
+alone proves nothing (hazard P8).
 """
 
 import atexit
@@ -124,7 +121,7 @@ def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0)
         error = unfinished
     if error is not None:
         end = _raised("raised", error, context.order)
-    if _is_complete(context, end):
+    if _recorded_complete(context, end):
         rendezvous.leave_process_group()
 
 
@@ -134,7 +131,7 @@ def _leave_by_os_exit(context: WorkerContext, code: int) -> None:
     order = context.order
     if code != 0 or context.leg.attempt(order.attempt).end(order.rank).exists():
         return
-    if (end := _exited(context, waiting=False)) is not None and _is_complete(context, end):
+    if (end := _exited(context, waiting=False)) is not None and _recorded_complete(context, end):
         rendezvous.all_ranks_arrive()
 
 
@@ -150,7 +147,7 @@ def _finish(context: WorkerContext) -> None:
         )
 
 
-def _is_complete(context: WorkerContext, end: WorkerEnd) -> bool:
+def _recorded_complete(context: WorkerContext, end: WorkerEnd) -> bool:
     """Record how the rank ended. Returns whether its training was complete, and that could be recorded."""
     end = _unless_left_on_notice(_unless_refused(end, context), context)
     return _write_end(context, end) and end.error is None
