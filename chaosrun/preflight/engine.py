@@ -83,7 +83,7 @@ class Engine:
     pool: Agents
     checks: Sequence[Check[Any]]
     on_event: Listener
-    """Of events as `report.ticker.PreflightTicker` has them."""
+    """Of events as `preflight.report.ticker.PreflightTicker` has them."""
     baseline: Baseline | None = None
     clock: Callable[[], float] = time.monotonic
     _findings: list[Finding] = field(default_factory=list)

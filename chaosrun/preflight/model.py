@@ -205,7 +205,7 @@ class Setting:
     root: Path
     """Where runs are kept (absolute)."""
     storage: Path
-    """Where checkpoints would be (absolute): the job's directory, or one below the root."""
+    """Where checkpoints would be (absolute): the job's `checkpoint.storage` if it is a directory, else the root."""
     job: "Job | None" = None
     token: str = "token"
     """Unique to this preflight; used in file names."""
@@ -236,7 +236,7 @@ class Check(Generic[F]):
     """Its name in --only and --skip."""
     about: str
     order: int
-    """Its place among the checks; those of single nodes come first and run in parallel."""
+    """Its place among the checks, which run one after another."""
     level: Level = Level.QUICK
     """The lowest level that makes it."""
     call: Callable[[Setting, Node], Call] | None = None

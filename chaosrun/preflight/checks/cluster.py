@@ -141,7 +141,7 @@ def _token(nodes: Sequence[Node], answered: Answered) -> Finding:
         "Ray asks for a token",
         "start Ray with RAY_AUTH_MODE=token on every node (from Ray 2.52 on; `ray get-auth-token --generate` makes the "
         "token), or make sure that no one else can reach its network",
-        reason="whoever reaches Ray's ports can run programs on every node",
+        reason="anyone who reaches Ray's ports can run programs on every node",
     )
 
 

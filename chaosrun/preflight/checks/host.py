@@ -27,7 +27,7 @@ HALF = 0.5
 PEERS_WARN = 0.9
 
 ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}
-"""FAIL and WARN below so many bytes: small checkpoints, traces, logs. Whether the job's fit, the check of the storage knows."""
+"""FAIL and WARN below so many bytes: small checkpoints, traces, logs. The storage check sees whether the job's fit."""
 ROOM_ELSEWHERE = (32 * MIB, 512 * MIB)
 """Sockets, logs, a compiler's temporary files."""
 SHM_FAIL_BYTES = MIB

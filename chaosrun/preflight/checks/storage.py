@@ -32,9 +32,9 @@ QUICKEST_S = 10e-6
 WARN_SHARE, FAIL_SHARE = 0.25, 0.05
 """Shares of the peers' median speed: concurrent writes to one disk differ much, and a short measurement gives only a WARN."""
 LARGEST_SHARE = 0.1
-"""Of the time between two checkpoints: more goes into saving than most failures would cost."""
+"""Of the time between two checkpoints: a larger share costs more than most failures would."""
 SHORT_S = 1.0
-"""A save that is shorter hurts nobody, however often it comes: tests save all the time."""
+"""A shorter save gets no WARN, however often the job saves: tests save all the time."""
 SAMPLE_BYTES = 64 << 20
 """With less data, one wait of the disk would outweigh its speed."""
 MORE = 2

@@ -18,7 +18,7 @@ from chaosrun.preflight.probes.storage_place import nearest_folder
 LONGEST_S = 0.5
 RECORD_BYTES = 8192
 MOST = 20
-"""Of each kind, the last."""
+"""Messages kept of each kind: the last ones."""
 KINDS = {
     "gpu": re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)\): (?P<code>\d+)"),
     "disk": re.compile(

@@ -39,7 +39,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     unrepairable: bool
     remapped: int
     remapping_pending: bool | None
-    """Whether more of them wait for a reset; None: this GPU does not remap rows."""
+    """Whether more rows wait for a reset; None: this GPU does not remap rows."""
     remapping_failed: bool
     throttling: tuple[str, ...] | None
     """Reasons for lowered clocks, as named by the driver; None: not reported."""
