@@ -136,15 +136,15 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
             continue
         step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step
-        # A periodic checkpoint is saved before a fault after its step; the final checkpoint comes after it.
-        due = clean < step or step % drill.spec.checkpoint.every_steps == 0
-        later = (attempt.number for attempt in drill.chaos.attempts if attempt.number > number and attempt.resume_step <= clean)
+        # A periodic checkpoint is saved before a fault after its step; the final one, and one on notice, come after it.
+        clean_save = clean if clean < step or step % drill.spec.checkpoint.every_steps == 0 else clean - 1
+        later = (each.number for each in drill.chaos.attempts if each.number > number and each.resume_step <= clean_save)
         found.append(
             Injection(
                 fault=fault,
                 attempt=number,
                 step=step,
-                clean_save=clean if due else clean - 1,
+                clean_save=clean_save,
                 healed=next(later, None),
                 note=Observation.of(fault, record).note,
             )

@@ -10,10 +10,13 @@ from legs import Bugs, copy_run, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.diagnosis import open_case
-from chaosrun.verify.check import CheckResult
+from chaosrun.verify.check import CheckResult, Drill
 from chaosrun.verify.confirm import worth_confirming
+from chaosrun.verify.corruption import injections
 from chaosrun.verify.verdict import Verdict, judge
 
 FLIP = Fault(
@@ -209,6 +212,20 @@ def test_a_rollback_heals_and_the_tail_still_tells(tmp_path: Path) -> None:
     assert "at step 5; first seen in parameters of step 5, rank 1" in verdict.cause
     failing = [check.name for check in verdict.checks if check.status == "fail"]
     assert failing == ["rank_agreement", "replay_agreement", "silent_corruption"]
+
+
+def test_a_checkpoint_saved_on_notice_after_it_heals_nothing(tmp_path: Path) -> None:
+    """It is due at no period, so it comes after the faults of its step, and holds what they did."""
+    kill = Fault(id="F2", rank=2, phase="step", at_step=4, source="faults.schedule[1]")
+    flip = dataclasses.replace(FLIP, phase="step", at_step=4)
+    for every_steps, healed in ((4, 2), (3, None)):
+        spec = {"name": "toy", "script": "train.py", "workers": 3, "checkpoint": {"every_steps": every_steps}}
+        run = write_run(tmp_path / str(every_steps), kills=(kill,), spec=spec)
+        plan(run, flip, kill)
+        inject(run, flip)
+        legs = [read_leg(run.leg(name)) for name in ("reference", "chaos")]
+        (found,) = injections(Drill.of(legs[0], legs[1], JobSpec.model_validate(spec), FaultPlan.read(run.plan_json)))
+        assert (legs[1].attempts[1].resume_step, found.healed) == (4, healed)
 
 
 def test_after_a_rollback_it_is_blamed_for_nothing_more(tmp_path: Path) -> None:
