@@ -98,9 +98,8 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
             by_name = renames_in(renames)
             finals = [PurePath(named_since(saved, by_name)) for saved in written]
             bringing = [each for each in renames if any(final.is_relative_to(each.path) for final in finals)]
-            path = str(finals[0])
             # If the folder was renamed as a whole, the folder is the checkpoint.
-            path = next((rename.path for rename in renames if path.startswith(rename.path)), path)
+            path = next((rename.path for rename in renames if finals[0].is_relative_to(rename.path)), str(finals[0]))
             kinds, needed = _kinds(every), _kinds([*written, *bringing])
             behind_s = max((saved.time_s for saved in every if saved.aside), default=None)
             about = {"path": path, "kinds": kinds, "needed": needed, "written": tuple(written), "renames": tuple(renames)}

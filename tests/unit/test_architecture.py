@@ -314,7 +314,6 @@ FOREIGN_TEXTS = {
     "verify/inspection.py",  # names of files
     "verify/libraries.py",  # versions of libraries
     "verify/alignment.py",  # names of files that a script saves
-    "verify/own_saves.py",  # likewise
     "verify/suspects.py",  # names of entries in them
     "verify/plain_values.py",  # names of a script's variables and attributes
     "verify/left.py",  # likewise

@@ -397,6 +397,17 @@ def test_a_checkpoint_is_called_what_the_script_has_renamed_it_to(tmp_path: Path
     assert "passed over the complete checkpoint of step 8 (step-8.pt)" in verdict.cause
 
 
+def test_a_rename_to_the_beginning_of_a_checkpoints_name_is_not_that_checkpoint(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
+    for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
+        path = run.leg(leg).attempt(attempt).trace(0)
+        lines = list(read_lines(path))
+        link = {"how": "rename", "path": "ck", "before": "ck.new", "held": {}}
+        more = [[line, {**line, **link}] if line["kind"] == "save" and line["done"] else [line] for line in lines]
+        write_lines(path, [each for some in more for each in some])
+    assert "passed over the complete checkpoint of step 8 (ckpt-8/" in judge(run).cause
+
+
 def test_a_link_that_leads_to_the_first_checkpoint_forever_hides_no_newer_one(tmp_path: Path) -> None:
     run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True))
     trace = run.leg("chaos").attempt(1).trace(0)
