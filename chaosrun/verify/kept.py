@@ -41,7 +41,7 @@ def own_checkpoints(drill: Drill) -> CheckResult:
     """A script's own checkpoints after a restart equal those of the same steps in runs without faults."""
     among, saves, held = comparable(drill), 0, 0
     if found := first_kept_difference(drill, drill.chaos.attempts[1:], among):
-        return failed(found.code, **found.reason.params)
+        return failed(found.code, because=found.reason.because, **found.reason.params)
     for attempt in drill.chaos.attempts[1:]:
         for rank in sorted(attempt.traces):
             for expected, seen in _pairs(drill, attempt, rank):
@@ -105,10 +105,6 @@ def _counts_starts(drill: Drill, kind: str, name: str) -> bool:
     return alike and len(set(known)) == 1
 
 
-def _is_of_its_process(drill: Drill, kind: str, name: str) -> bool:
-    return _counts_starts(drill, kind, name) or _tells_its_start(drill, kind, name)
-
-
 def _words(name: str) -> set[str]:
     return set("".join(each if each.isalpha() else " " for each in name.lower()).split())
 
@@ -162,7 +158,8 @@ def _kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset
         if seen.step == step
         and (expected.step == step or _kind(seen) in saved_before)
         and (names := [name for name in _differing(expected.held, seen.held) if (_kind(seen), name) in among])
-        and (names := [name for name in names if not _is_of_its_process(drill, _kind(seen), name)])
+        and (names := [name for name in names if not _counts_starts(drill, _kind(seen), name)])
+        and (names := [name for name in names if not _tells_its_start(drill, _kind(seen), name)])
     ]
     return min(differences, key=lambda each: (each.code == _UNKNOWN, ALIVE in str(each.tensor)), default=None)
 

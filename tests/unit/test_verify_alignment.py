@@ -776,6 +776,8 @@ def test_a_count_of_steps_that_is_off_shows_where_it_saves(tmp_path: Path) -> No
     assert verdict.code == "kept_state_not_restored", verdict.cause
     assert "ckpt-8/model.pt is saved after step 7 (reference: after step 8)" in f"{verdict.hint}"
     assert "what decides when it is saved was not restored: ckpt-8/model.pt" in verdict.cause
+    (check,) = (check for check in verdict.checks if check.name == "own_checkpoints")
+    assert check.summary == "what decides when it is saved was not restored: ckpt-8/model.pt"
 
 
 def test_one_that_removed_its_newest_checkpoint_is_told_so(tmp_path: Path) -> None:
