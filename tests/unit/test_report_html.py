@@ -150,7 +150,10 @@ def test_a_run_in_production_is_told_no_command_that_it_cannot_take_and_where_it
 
 def test_what_only_one_of_the_legs_did_is_told_in_words(run: RunLayout) -> None:
     edit_ranks(run, "chaos", 4, lambda line: None if line["kind"] == "step" and line["step"] == 12 else line)
-    assert "1 step was done by the reference run only." in page_of(run).said("losses")
+    page = render_html(read_view(run, judge(run)))
+    assert "1 step was done by the reference run only." in page
+    apart = re.findall(r'data-label="Step">(11|12)</td>.*?data-label="ULP apart">(.*?)</td>', page)
+    assert apart == [("11", "0"), ("12", "–")], "of a step that one leg alone made there is no distance"
 
 
 def test_commands_are_told_with_the_directory_they_work_from(

@@ -42,8 +42,9 @@ def losses(source: PageSource) -> Shown | None:
     every = sorted({*reference, *chaos})
     low, high = every[0], every[-1]
     distance, precision = _distances(expected, seen)
-    both = [step for step in every if step in reference and step in chaos]
-    apart = [step for step in both if distance.get(step, 0) != 0]
+    both = reference.keys() & chaos.keys()
+    apart = [step for step in every if step in both and distance.get(step, 0) != 0]
+    ulp = {step: "no number" if (found := distance.get(step, 0)) is None else found for step in both}
     differing = _stretches((step, step) for step in apart)
     tails = _tails(source.chaos)
     replayed = tuple((attempt, min(steps), max(steps)) for attempt, steps in tails.items())
@@ -54,7 +55,7 @@ def losses(source: PageSource) -> Shown | None:
     return {
         "curves": _curves(reference, chaos, tails, len(source.chaos.chain.steps), bands),
         "distances": _ulp_chart(apart, distance, differing, Scale(low, high), bands) if apart else None,
-        "points": [(step, reference.get(step), chaos.get(step), _ulp(distance, step, both), 1 + done[step]) for step in shown],
+        "points": [(step, reference.get(step), chaos.get(step), ulp.get(step), 1 + done[step]) for step in shown],
         "untold": len(every) - len(shown),
         "steps": len(both),
         "differing": differing,
@@ -70,14 +71,8 @@ def losses(source: PageSource) -> Shown | None:
     }
 
 
-def _ulp(distance: Mapping[int, int | None], step: int, both: Sequence[int]) -> int | str | None:
-    if step not in distance:
-        return None if not both else 0
-    return "no number" if distance[step] is None else distance[step]
-
-
 def _by_step(lineage: Lineage, known: Mapping[int, float]) -> dict[int, float]:
-    """Loss over all ranks, for the steps that all of them recorded; `known`: for those that some of them recorded."""
+    """Loss over all ranks, for the steps that all of them recorded; `known`: losses whose records need not be read."""
     ranks = [by_step for by_step in lineage.steps.values() if by_step]
     if not ranks or len(ranks) < len(lineage.steps):
         return {}
