@@ -62,7 +62,9 @@ def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
     try:
         journal = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []
     except DamagedRecordError as error:
-        raise UsageError(f"the journal is damaged: {error}", hint=f"see `chaosrun status {run_argument(run)}`") from error
+        raise UsageError(
+            f"the journal is damaged: {error.message}", hint=f"see `chaosrun status {run_argument(run)}`"
+        ) from error
     history = history_of(leg, journal, read_ends, [])
     return tuple(landing(planned[fault], history) for fault in faults)
 

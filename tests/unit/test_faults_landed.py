@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.landed import death_problem, fault_problem, note_problem
 from chaosrun.faults.observed import Observation
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import LegLayout
-from chaosrun.report.landings import landing
+from chaosrun.report.landings import landing, read_landings
 from tests.unit.events import event
+from tests.unit.legs import write_run
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave", "told": True}
 RAISED = {"status": "raised", "error": "InjectedError: raised on purpose after step 4", "fault": "F1"}
@@ -171,3 +173,11 @@ def test_a_note_has_to_show_what_it_tells_of(kind: Any, options: Any, note: Any,
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=options)
     found = note_problem(Observation.of(fault, event("fault.observed", rank=1, pid=7, how="note", found=note)))
     assert (found is None) if words is None else (found is not None and words in found.words)
+
+
+def test_a_journal_of_another_version_is_told_with_one_hint(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    run.leg("chaos").journal.write_bytes(b'{"v": 1, "event": "leg.started"}\n')
+    with pytest.raises(UsageError, match=r"^the journal is damaged: .*reads version 2") as raised:
+        read_landings(run, ["F1"])
+    assert "hint" not in raised.value.message
