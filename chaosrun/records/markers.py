@@ -44,7 +44,7 @@ class Note(Record, frozen=True, kw_only=True, omit_defaults=False):
     problem: str | None = None
     """Why the fault did not strike, or had no effect."""
     problem_code: str = "said"
-    """The problem, if the verdict knows it: no_such_file, fewer_operations, no_loader_worker; else said."""
+    """The problem as a code, `fault_not_shown.CODE` in `verify.codes`; "said": the table has no row for it."""
 
 
 class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):

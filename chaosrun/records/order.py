@@ -84,7 +84,7 @@ class WorkerOrder:
     audited: str = ""
     """That checkpoint's signature (`checkpoint.audit.signature_of`) from before the supervisor hashed its files."""
     faults: tuple[dict[str, Any], ...] = ()
-    """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
+    """Faults armed for this rank in this attempt (`faults.fault.Fault` as JSON)."""
     passed: dict[str, int] = dataclasses.field(default_factory=dict)
     """For phases that an attempt passes once (rendezvous, restore.*), how often earlier attempts passed them."""
     distributed_debug: bool = False
@@ -102,4 +102,4 @@ class WorkerOrder:
     earlier: tuple[TrainingTime, ...] = ()
     """Other legs, whose files this leg should not read."""
     job_fingerprint: str = ""
-    """Digest of the parts of the spec that a restored checkpoint must match: script, args, world size, seed."""
+    """Digest of the parts of the spec that a restored checkpoint must match; see `supervise.reference`."""

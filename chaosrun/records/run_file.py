@@ -57,7 +57,7 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     chaosrun: str = ""
     """The version of chaosrun that made the run."""
     job: str
-    """Absolute path of the job file, as are the next two."""
+    """Of the job file: an absolute path, as are `directory` (where the job's relative paths start) and `script`."""
     directory: str
     script: str
     overrides: tuple[str, ...]
@@ -82,7 +82,7 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     masked: tuple[str, ...] = ()
     """The script's own loads, which have no effect because chaosrun restores: "torch.load, line 12"."""
     early: Early = "never"
-    """Whether its chaos leg ends as soon as its complete state equals the reference's."""
+    """When its chaos leg may end before its training does."""
     confirmed: Count = 0
     """Number of repeated runs without faults that were equal."""
 

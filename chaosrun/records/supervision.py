@@ -100,7 +100,7 @@ def supervision(run: RunLayout) -> Iterator[list[str]]:
     def end(error: ToldError | None) -> None:
         # A full disk, which may be the very error: raising it matters more than recording it.
         with suppress(OSError):
-            if run.path.exists():  # of one whose storage went away, none is made where that was mounted
+            if run.path.exists():  # if its storage was unmounted, no folder is made at the empty mount point
                 write_record(run.supervisor_json, changed(begun, ended_s=time.time(), error=error, warnings=tuple(warnings)))
 
     try:
