@@ -27,7 +27,7 @@ class Pass(NamedTuple):
 
 
 class EarlyPass:
-    """The pass, the roots of its backward pass once it made one, and the random streams as they were before it."""
+    """The pass, the first root of its backward pass once that was made, and the random streams from before the pass."""
 
     def __init__(self, call: Pass) -> None:
         self.call = call
@@ -41,7 +41,7 @@ class EarlyPass:
 
     @contextlib.contextmanager
     def with_its_rng(self) -> Iterator[None]:
-        """With the random streams of then: what a step begins with is recorded."""
+        """Within the block the random streams are those from before the pass, as a step's record holds them."""
         now = capture_rng(self._device)
         restore_rng(self._streams, self._device)
         try:

@@ -92,14 +92,14 @@ class FoundState:
         free_dropped_optimizers()
 
     def take_shared_for_replaced(self) -> bool:
-        """Take each optimizer of which a later one shares parameters for replaced, as it is where the later one was built in
-        the middle of the training. Returns whether there are any."""
+        """Count an optimizer as replaced if a later one shares parameters with it, as if the later one had been built in the
+        middle of the training. Returns whether any is replaced."""
         live = hooks.optimizers()
         self._replaced.update(each for n, each in enumerate(live) if any(_share(each, later) for later in live[n + 1 :]))
         return bool(self._replaced)
 
     def count_all(self) -> None:
-        """Take no optimizer for replaced."""
+        """Count no optimizer as replaced."""
         self._replaced.clear()
 
     def added(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -178,7 +178,7 @@ class FoundState:
         return any(id(group) in groups for each in set_by_them for group in each)
 
     def optimizer_settings(self) -> str:
-        """With the order in which the optimizers hold `parameters`, if they update all of them."""
+        """`settings_of`, with the order in which the optimizers hold `parameters`, if they update all of them."""
         places = {id(parameter): number for number, (_, parameter) in enumerate(self.parameters())}
         held = [places.get(id(each)) for optimizer in self.optimizers() for each in parameters_of(optimizer)]
         return settings_of(self.optimizers(), () if self._is_in_part else held)

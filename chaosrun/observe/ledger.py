@@ -25,7 +25,7 @@ _with_workers: "WeakSet[_BaseDataLoaderIter]" = WeakSet()
 """Iterators that loader workers read for."""
 _next_index = _BaseDataLoaderIter._next_index
 _Iterator = ref[_BaseDataLoaderIter]
-"""Unlike its id, that of no other one, once it is gone."""
+"""Unlike an id, it never stands for another iterator once this one is gone."""
 SAMPLED = 256
 """So many elements of a tensor are compared to recognise it."""
 KEPT_BATCHES = 16
@@ -199,7 +199,7 @@ class _HandedOut:
     """The tensors' versions when `samples` was asked last, and its answer."""
 
     def samples(self) -> set[tuple[Any, ...]]:
-        """Of its tensors as they are now: a script may change them in place."""
+        """`_samples` of its tensors as they are now: a script may change them in place."""
         versions = [_version(each) for each in self.tensors]
         if self._sampled[0] != versions:
             self._sampled[:] = versions, _samples(self.tensors)
@@ -207,7 +207,7 @@ class _HandedOut:
 
 
 def _version(tensor: torch.Tensor) -> object:
-    """Another one once the tensor was changed in place; each time another for one that does not count its changes."""
+    """A value that changes with each change in place; a new one at each call if the tensor does not count its changes."""
     with suppress(Exception):  # of an inference tensor, or of any subclass
         return tensor._version
     return object()

@@ -21,7 +21,7 @@ from chaosrun.records.traces import ALIVE
 AVERAGES = ("ema", "averag", "avg", "shadow", "polyak")
 """Parts of the names of attributes in which a script keeps an average of its weights as tensors of its own."""
 MOST_ALIKE = 8
-"""Of so many of one name, and no more, the digests are told."""
+"""Modules, or lists of tensors, of one name are digested only if there are at most this many."""
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
 REPARAMETRIZED = re.compile(r"(?:parametrizations\.)?([^.]+?)(?:\.original|_orig)$")

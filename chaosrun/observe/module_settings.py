@@ -48,7 +48,7 @@ class _Module:
 
 
 class ModuleSettings:
-    """Their changes, step by step, for modules that existed at the first step."""
+    """The changes of these settings, step by step, for modules that existed at the first step."""
 
     def __init__(self, roots: Sequence[torch.nn.Module]) -> None:
         self._modules: list[_Module] = []

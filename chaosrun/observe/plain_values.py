@@ -28,18 +28,18 @@ CONTAINERS = (list, tuple, deque, set, frozenset)
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 MEMORY = torch.Tensor | numpy.ndarray
 FEW = 16
-"""A list of more may be one of samples."""
+"""A longer list may hold samples."""
 LARGEST_ARRAY = 1 << 16
-"""Bytes of an array that is told, as a digest."""
+"""Bytes of the largest array that is recorded, as a digest."""
 MACHINERY = frozenset({"_io", "asyncio", "concurrent", "logging", "matplotlib", "subprocess", "threading"})
 """Packages whose objects hold how a program runs, or what it shows, not what it trains."""
 
 
 def plain_values(roots: Mapping[str, object], saved: Collection[int], most: int, shared: Collection[int]) -> Values:
-    """Nearest first, items of longer lists last, as they may be samples; with small tensors and arrays, sizes of containers,
-    values that an object has of its class, buffers of modules that are not torch's, what optimizers keep besides their state.
-    `saved`: ids of objects to skip; `most`: limit on visited values and objects; `shared`: addresses of tensors to skip in
-    dictionaries."""
+    """Values within `roots`, nearest first, items of longer lists last, as they may be samples; with small tensors and arrays,
+    sizes of containers, values that an object has of its class, buffers of modules that are not torch's, what optimizers keep
+    besides their state. `saved`: ids of objects to skip; `most`: limit on visited values and objects; `shared`: addresses of
+    tensors to skip in dictionaries."""
     found: Values = {}
     met = set(saved)
     waiting: deque[tuple[str, Any]] = deque(roots.items())

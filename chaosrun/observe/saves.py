@@ -25,7 +25,7 @@ _BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".sa
 _TWO_NAMES = ("os.rename", "os.link", "os.symlink")
 _NAMES_ANEW = {"os.rename": "rename", "os.link": "link"}
 MOST_LOOKS = 3
-"""Into so many files of one name, and no more, it is looked in vain."""
+"""Once so many files of one name held no weights, further ones are not read."""
 _CHANGES = frozenset({*_TWO_NAMES, "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
 
 

@@ -58,7 +58,7 @@ ELEMENTS = 64
 
 
 class ScriptValues:
-    """Their changes. `known`: objects that are compared elsewhere: models, optimizers."""
+    """The changes of these values. `known` returns the objects that are compared elsewhere: models, optimizers."""
 
     def __init__(self, known: Callable[[], list[Any]]) -> None:
         self._known = known
@@ -113,8 +113,8 @@ class ScriptValues:
 
 
 def _addresses(values: Iterable[Any]) -> set[int]:
-    """Of the parameters and buffers of the models among these: a state dict that the script keeps shows them as they are now,
-    and one that it has loaded as they were when it was saved."""
+    """Those of parameters and buffers of the models among these values: a state dict that the script keeps shows them as they
+    are now, and one that it has loaded as they were when it was saved."""
     models = [each for each in values if issubclass(type(each), torch.nn.Module)]
     tensors = (tensor for each in models for tensor in (*each.parameters(), *each.buffers()))
     return {address_of(tensor) for tensor in tensors if not is_lazy(tensor)} - {0}
@@ -220,8 +220,8 @@ def _readable(name: str, text: str) -> tuple[str, str]:
 
 
 def _untrained(variables: Mapping[str, object], known: Sequence[object], shared: Collection[int]) -> dict[str, str]:
-    """`variables`: the script's, by name; `known`: objects that are compared elsewhere: models, optimizers; `shared`: addresses
-    of the tensors of models, which a state dict in a list's place shows, too."""
+    """Spots of models that no optimizer steps and of lists of tensors, by path. `variables`: the script's, by name; `known`:
+    objects that are compared elsewhere; `shared`: addresses of models' tensors, which a state dict in a list's place shows."""
     trained = {id(tensor) for each in known for tensor in _trained(each)}
     found: dict[str, str] = {}
     met: set[int] = set()

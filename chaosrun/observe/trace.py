@@ -97,8 +97,8 @@ class Observer:
         )
 
     def begin(self, position: Position, at_start: RankStart, *, again: bool = False, **about: Any) -> None:
-        """Write the `start` line. `again`: one was already written, too early, which is void; `about`: fields of it that
-        others know."""
+        """Write the `start` record. `again`: an earlier one, written too soon, is removed; `about`: its fields that other
+        modules know."""
         if again:
             self._trace.empty()
         if self._order.rank == 0:
