@@ -1,5 +1,5 @@
-"""The result of a check, the drill that it examines, and a difference in it. A check is a function `(Drill) -> Check`, and
-listed in `checks`. Pure."""
+"""The result of a check, the drill that it examines, and a difference in it. A check is a function
+`(Drill) -> CheckResult`, listed in `checks`. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -286,6 +286,7 @@ class Drill:
         return first if attempt and attempt.went_on and record.step == attempt.start_of(record.rank) + 1 else later
 
     def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
+        """By leg, the files of other legs that it read."""
         second = self.confirming.opened if self.confirming else ()
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", second))
 

@@ -82,7 +82,7 @@ _ANY: Mapping[str, Row] = {
     "state_outside": Row(
         "the training changes state that no checkpoint holds: {what:6}; a restart loses it, but a drill notices only if the "
         "training reads it",
-        script("it keeps state that nobody saves"),
+        script("it keeps state that no checkpoint holds"),
         "call run.register(name, object) before the loop to save and restore what its state_dict() holds; prepare() an "
         "optimizer that steps",
     ),
@@ -95,7 +95,7 @@ _PREMISES: Mapping[str, Row] = {
         "they cannot be judged: put the run's files back as they were, or submit the job again",
     ),
     "leg_unfinished": Row("the {leg:leg} has not finished"),
-    "stopped_at_alarm": Row("the run was stopped at the alarm, as `recovery.on_divergence: stop` has it"),
+    "stopped_at_alarm": Row("the run was stopped at the alarm, as `recovery.on_divergence: stop` asks"),
     "leg_not_completed": Row("the {leg:leg} ended with {outcome}: {message}"),
     "inexact_restore": Row("the restored state is not the saved one: {message}"),
     "reference_ends_differ": Row(

@@ -1,7 +1,7 @@
 """The causes of verdicts as codes with parameters; one table has their sentences, hints, blame and hazard rows.
 
-Decide by codes, never by sentences. To add a cause, add a row to `code_differences`, `code_checks`, `code_ends` or
-`code_resume`, and name its code where it is found. docs/causes.md is generated from the rows.
+Decide by codes, never by sentences. To add a cause, add a row to one of the modules `code_*`, and name its code where it is
+found. docs/causes.md is generated from the rows.
 """
 
 import string
@@ -66,7 +66,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
 @dataclass(frozen=True, slots=True)
 class Cause:
     """A code of the table, and the parameters that fill its templates. `because` names a row that says more: its hint and blame
-    come before the code's own. `<code>.<because>` is looked up first, and may have another sentence."""
+    replace the code's own. `<code>.<because>` is looked up first, and may have another sentence."""
 
     code: str
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -22,8 +22,8 @@ DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 
 def worth_confirming(verdict: "Verdict") -> bool:
-    """Whether both legs completed and differ: either recovery is not exact, or the job is not, or a cached reference is
-    stale."""
+    """Whether a second run without faults may show why the legs differ (recovery, the job or a stale cached reference is not
+    exact), or resolve a doubt about the reference."""
     injected = (check for check in verdict.checks if check.name == "silent_corruption" and check.status == "fail")
     if verdict.outcome not in CONCLUSIVE or any(check.evidence["prompt"] for check in injected):
         return False

@@ -127,7 +127,7 @@ def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
     saves = last % drill.spec.checkpoint.every_steps == 0
     phase: Phase = "checkpoint.precommit" if saves and following.resume_step < last else "step"
     rank = next((record.rank for record in attempt.unplanned if record.rank is not None), 0)
-    return Fault(id=f"U{attempt.number}", rank=rank, phase=phase, at_step=last, source="a death that nobody had planned")
+    return Fault(id=f"U{attempt.number}", rank=rank, phase=phase, at_step=last, source="an unplanned death")
 
 
 def repeats(target: Target, replayed: Divergence | None) -> bool | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.codec import changed
-from chaosrun.records.early_end import State, state_of
+from chaosrun.records.early_end import DIFFERED, SETTLED, State, state_of
 from chaosrun.records.events import FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.position import Position
@@ -17,7 +17,7 @@ from chaosrun.verify.check import CheckResult, Drill, inconclusive, passed
 from chaosrun.verify.compare import undecided
 from chaosrun.wording import listed
 
-EARLY = ("settled", "differed")
+EARLY = (SETTLED, DIFFERED)
 
 
 def up_to(drill: Drill, step: int) -> Drill:
@@ -107,7 +107,7 @@ def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str
     if step >= (drill.whole or drill.reference_lineage.final_step):
         yield "there was no step left"
     if drill.outside:
-        yield f"the training changes state that nobody saves: {listed(drill.outside, 2)}"
+        yield f"the training changes state that no checkpoint holds: {listed(drill.outside, 2)}"
     yield from (f"rank {rank}: {why}" for rank, (state, why) in enumerate(_states(drill, step)) if state != "equal")
 
 

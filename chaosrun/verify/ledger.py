@@ -32,7 +32,7 @@ class _Entry:
     step: int
     epoch: int
     index: int
-    """Batch number within the epoch, from 0; the same for each pass in turn of one batch, through several modules."""
+    """Batch number within the epoch, from 0; a batch that goes through several modules in turn keeps its number."""
     key: tuple[object, ...]
     number: int = 0
     """Batch number within all of these records."""

@@ -28,10 +28,12 @@ class Known:
     codes: tuple[str, ...]
     what: str
     thread: str
+    """The issue, as REPOSITORY#NUMBER."""
     before: str | None = None
     """The first fixed release; None if none is known."""
     since: str = "0"
     beside: tuple[str, ...] = ()
+    """Other libraries that must be in use."""
     fits: Callable[[Drill, Divergence], bool] = lambda drill, found: True
 
 

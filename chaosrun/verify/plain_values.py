@@ -110,8 +110,8 @@ def _differing_values(
     weights_last: bool = False,
 ) -> Params:
     """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
-    differ if the samples do; `anew`: with those that are the reference's first, as no batch is then. `own`: without
-    private lists and mappings. `weights_last`: lists of tensors come last, as they may be the batch's own."""
+    differ if the samples do; `anew`: with those that have the reference's first values, although the batch is not its first.
+    `own`: without private lists and mappings. `weights_last`: lists of tensors come last, as they may be the batch's own."""
     names, expected, seen, step = _differing_names(drill, attempt, rank)
     if own:
         names = [name for name in names if not (_is_private(name) and _CONTAINER.fullmatch(seen[name]))]
@@ -211,7 +211,7 @@ def _flaky(known: _ByStep, again: Iterable[_ByStep]) -> set[str]:
 
 
 def _values_by_step(trace: RankTrace) -> _ByStep:
-    """The values of wanted paths at each step at which any was recorded."""
+    """All values at each step at which any change was recorded."""
     held: dict[str, str] = {}
     found: dict[int, dict[str, str]] = {}
     for record in trace.holdings:

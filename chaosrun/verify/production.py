@@ -35,6 +35,7 @@ class Recovery:
     steps: int = 0
     """Number of steps done again and compared, on any rank."""
     last: int = 0
+    """The last of these steps; 0 without one."""
     states: int = 0
     """Number of ranks whose restored state was compared with the saved state, or with the state recorded after that step."""
     source: Source | None = None

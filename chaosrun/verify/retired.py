@@ -60,7 +60,7 @@ def _lost_for_good(reference: LegHistory, chaos: LegHistory, rank: int) -> tuple
 def _make_no_difference(
     lost: tuple[str, ...], reference: LegHistory, known: Lineage, attempt: Attempt, rank: int, *, is_last: bool
 ) -> bool:
-    """Whether the attempt began with the others as in the reference, and none of these has made a step since."""
+    """Whether the attempt began with all other optimizers as in the reference, and no lost one makes a step in either leg."""
     start = attempt.starts[rank]
     step = start.position.step
     saved = [save.optimizers for save in _saves(reference) if save.step == step and save.optimizers]

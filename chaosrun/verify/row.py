@@ -90,5 +90,5 @@ class Row:
 
 
 def detail(*, hint: str, hazard: str | None = None) -> Row:
-    """Whether this row adds to a code's: its hint comes before that of the code's own row."""
+    """A row whose hint replaces that of a code's own row, or stands before it (`codes._EVIDENCE`)."""
     return Row("", hint=hint, hazard=hazard)

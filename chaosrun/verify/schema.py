@@ -52,7 +52,7 @@ def verdict_schema() -> Schema:
             },
             resume_by={"enum": ["chaosrun", "script"], "description": "whose save and resume were tested"},
             checks=_list(
-                "in the order in which a person wants to read them",
+                "in the order in which they were made",
                 _object(
                     name=_text("the check, such as data_order"),
                     status={"enum": list(get_args(Status))},
@@ -66,7 +66,7 @@ def verdict_schema() -> Schema:
             attempts=_list("of the chaos leg, in order", _attempt()),
             steps=_count("last optimizer step of the chaos leg"),
             lost_steps=_count("steps done and rolled back, over all restarts"),
-            warnings=_list("what is no question of exactness", _text("one sentence")),
+            warnings=_list("findings that do not change the verdict", _text("one sentence")),
         ),
     }
 

@@ -50,7 +50,7 @@ class Verdict:
     exit_code: int
     reason: Cause
     headline: str
-    """The same in one sentence."""
+    """The reason in one sentence."""
     place: str | None = None
     """The place of the first difference, in words."""
     hint: str | None

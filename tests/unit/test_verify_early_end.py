@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[Break, str]] = {
     "a save that changes": (of_checkpoint("chaos", put(changed={"rng": "torch"})), "a save changes the training"),
     "outside": (
         lambda run: edit_trace(run, "reference", 1, 0, only("end", put(outside=["ema (Tensor)"]))),
-        "the training changes state that nobody saves",
+        "the training changes state that no checkpoint holds",
     ),
     "an earlier attempt was further": (
         lambda run: edit_trace(run, "chaos", 1, 0, only("step", put(step=9), step=6)),
