@@ -42,7 +42,8 @@ def read_diagnosis(run: RunLayout) -> "Diagnosis":
             hint=convert(found.get("hint"), str | None),
         )
     except ValueError as error:
-        raise UsageError(f"{run.diagnosis_json} is damaged: {error}") from error
+        hint = f"`chaosrun diagnose {run_argument(run)}` makes it again"
+        raise UsageError(f"{run.diagnosis_json} is damaged: {error}", hint=hint) from error
 
 
 def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:

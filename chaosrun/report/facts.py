@@ -11,6 +11,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import INJECTED, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import DAMAGED, read_object, read_run
+from chaosrun.wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class RunFacts:
     @property
     def sentence(self) -> str:
         """Job name and workers, as far as they are known."""
-        workers = None if self.workers is None else f"{self.workers} worker" + ("" if self.workers == 1 else "s")
+        workers = None if self.workers is None else count(self.workers, "worker")
         return ", ".join(part for part in (self.name, workers) if part)
 
     @property

@@ -26,7 +26,7 @@ class RunCollector:
         self._run, self._follower = run, RunFollower(run, legs=(RUN,))
         self._leg = recorded_leg(run, read_run(run), RUN)
         self._before: tuple[tuple[int, bool], float] = ((0, False), 0.0)
-        """Seconds of steps that count of the attempts before the newest, and which that was, and whether it had begun."""
+        """The newest attempt and whether it had begun to train; and the seconds of steps that count in the attempts before."""
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # pyright: ignore[reportMissingImports]

@@ -241,7 +241,7 @@ class RunPicture:
     """When the latest supervisor took over."""
 
     def end(self) -> None:
-        """Nobody supervises the run: of ranks whose end was not recorded, none trains any more."""
+        """Show all ranks without a recorded end as stopped, as no supervisor runs them any more."""
         for lane in chain.from_iterable(leg.lanes.values() for leg in self.legs.values()):
             if not lane.ended:
                 lane.end("stopped")

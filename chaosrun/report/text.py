@@ -1,4 +1,4 @@
-"""A run on a terminal, the tables first, as a terminal shows the end. Also plans, runs, and losses of several runs."""
+"""A run on a terminal: tables first, as the end is what stays visible. Also plans, runs, and losses of several runs."""
 
 from collections.abc import Sequence
 from textwrap import indent

@@ -18,14 +18,14 @@ from chaosrun.wording import count, span
 
 TEMPLATES = Path(__file__).parent / "templates"
 Shown = Mapping[str, object]
-"""What a template is given under one name; it says how it is read."""
+"""The values that a template reads under one name."""
 WIDE = 10_000
 """Units across of the stretched inner drawing that paths live in."""
 
 
 @cache
 def environment(*folders: Path) -> Environment:
-    """With the templates here and those in `folders`, which take precedence."""
+    """Jinja's environment, with the templates here and those in `folders`, which take precedence."""
     made = Environment(
         loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,

@@ -28,7 +28,7 @@ FILES = (
     *("verdict.json", "job.yaml", "run.json", "plan.json", "report.md", "junit.xml", "diagnosis.json"),
     *("reference/journal.jsonl", *(f"{leg}/{name}" for leg in ("chaos", RUN) for name in OF_A_LEG)),
 )
-"""Of a run, for who wants to look further."""
+"""Files of a run that the page links to."""
 MOST_ROWS = 300
 Piece = tuple[int, str, float]
 """Of a bar: colour, words, seconds."""
