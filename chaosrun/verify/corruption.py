@@ -136,9 +136,11 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
             continue
         step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step
-        # A periodic checkpoint is saved before a fault after its step; the final one, and one on notice, come after it.
+        # A periodic checkpoint, and a script's own, is saved before a fault after its step; the final one, and one on notice,
+        # come after it.
         clean_save = clean if clean < step or step % drill.spec.checkpoint.every_steps == 0 else clean - 1
-        later = (each.number for each in drill.chaos.attempts if each.number > number and each.resume_step <= clean_save)
+        heals = clean if drill.by_script else clean_save
+        later = (each.number for each in drill.chaos.attempts if each.number > number and each.resume_step <= heals)
         found.append(
             Injection(
                 fault=fault,

@@ -218,9 +218,15 @@ def test_a_checkpoint_saved_on_notice_after_it_heals_nothing(tmp_path: Path) -> 
     """It is due at no period, so it comes after the faults of its step, and holds what they did."""
     kill = Fault(id="F2", rank=2, phase="step", at_step=4, source="faults.schedule[1]")
     flip = dataclasses.replace(FLIP, phase="step", at_step=4)
-    for every_steps, healed in ((4, 2), (3, None)):
-        spec = {"name": "toy", "script": "train.py", "workers": 3, "checkpoint": {"every_steps": every_steps}}
-        run = write_run(tmp_path / str(every_steps), kills=(kill,), spec=spec)
+    for number, (more, healed) in enumerate(
+        [
+            ({"checkpoint": {"every_steps": 4}}, 2),
+            ({"checkpoint": {"every_steps": 3}}, None),
+            ({"resume": {"by": "script"}}, 2),  # which saves before the step is over
+        ]
+    ):
+        spec = {"name": "toy", "script": "train.py", "workers": 3, **more}
+        run = write_run(tmp_path / str(number), kills=(kill,), spec=spec)
         plan(run, flip, kill)
         inject(run, flip)
         legs = [read_leg(run.leg(name)) for name in ("reference", "chaos")]
