@@ -1,5 +1,5 @@
 """A drill as scalars of TensorBoard: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for the steps of attempt
-N that were rolled back.
+N that were rolled back; a run in production as `run` instead.
 
 Written with the tensorboard package's own writer; torch is not needed.
 """
@@ -51,20 +51,21 @@ def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
     from chaosrun.verify.lineage import lineage
 
     info = read_run(run)
-    reference, chaos = (read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos"))
+    reference, chaos = (read_leg(recorded_leg(run, info, name)) for name in ("reference", run.main))
     fault_free, chain = lineage(reference), lineage(chaos)
     expected, seen = _by_step(fault_free.records), _by_step(chain.records)
-    with _run(directory / "reference") as put:
-        _put_steps(put, expected)
-        _put_checkpoints(put, reference)
-    with _run(directory / "chaos") as put:
+    if reference.attempts:
+        with _run(directory / "reference") as put:
+            _put_steps(put, expected)
+            _put_checkpoints(put, reference)
+    with _run(directory / run.main) as put:
         _put_steps(put, seen)
         _put_differences(put, expected, seen)
         _put_checkpoints(put, chaos)
         _put_recoveries(put, chaos, verdict)
     for attempt, records in grouped(chain.tails, lambda record: record.attempt).items():
         tail = _by_step(records)
-        with _run(directory / "chaos" / f"replayed-attempt-{attempt}") as put:
+        with _run(directory / run.main / f"replayed-attempt-{attempt}") as put:
             _put_steps(put, tail)
             _put_differences(put, expected, tail)
 

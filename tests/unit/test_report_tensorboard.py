@@ -1,6 +1,8 @@
 """TensorBoard's event files, read back with TensorBoard's own reader."""
 
+import json
 import math
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from legs import Bugs, edit_trace, only, put, write_run
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
 from chaosrun.errors import UsageError
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.report.tensorboard import write_tensorboard
 from chaosrun.verify.trajectory import trajectory
 from chaosrun.verify.ulp import float_distance
@@ -142,3 +144,13 @@ def test_torch_is_not_needed(exact: RunLayout, tmp_path: Path) -> None:
 )
 def test_distance_of_two_numbers(left: float, right: float, ulp: int | None) -> None:
     assert float_distance(left, right) == ulp
+
+
+def test_a_run_in_production_has_one_leg(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    (run.path / "chaos").rename(run.path / RUN)
+    run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_bytes()), "kind": "run"}))
+    shutil.rmtree(run.path / "reference")
+    found = written(run, tmp_path / "board")
+    assert sorted(found.Runs()) == [RUN, *(f"{RUN}/replayed-attempt-{attempt}" for attempt in (1, 2, 3))]
+    assert len(scalars(found, RUN, "loss")) == 12
