@@ -109,4 +109,4 @@ def open_own_file(path: Path, flags: int) -> int:
 
 
 def _no_file(path: Path) -> UsageError:
-    return UsageError(f"{path} is a link or no regular file, and is not written to", hint="remove it, if you trust the rest")
+    return UsageError(f"{path} is a link or no regular file, and is not written to", hint="remove it if the folder is yours")
