@@ -37,7 +37,7 @@ from chaosrun.observe.live_modules import (
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.grouping import grouped
 from chaosrun.records.left import MOST_BYTES
-from chaosrun.records.tensor_files import entries, is_one
+from chaosrun.records.tensor_files import contents, is_one
 from chaosrun.records.traces import UNNAMED, StartRecord
 
 RATES_AND_WAYS = frozenset({"lr", "foreach", "fused", "capturable", "differentiable"})
@@ -225,7 +225,7 @@ class FoundState:
             looks_so = is_one(file.read(8), path.suffix)
         if not looks_so or path.stat().st_size > MOST_BYTES:
             return False
-        held = entries(path)
+        held = contents(path).entries
         if aside:
             named = {(unwrapped(name.rpartition("/")[2]).removeprefix("module."), size) for name, (size, _) in held.items()}
             return any(own and own <= named for own in map(sizes_of, self._roots))

@@ -28,7 +28,7 @@ _CLOCK_S = 0.1
 class Left(Record, frozen=True, kw_only=True, omit_defaults=False):
     v: Literal[1] = 1
     files: Mapping[str, Mapping[str, Entry]] = msgspec.field(default_factory=dict)
-    """By path (relative if below the outputs) and entry, size and digest of its bytes; see `tensor_files.entries`."""
+    """By path (relative if below the outputs) and entry, size and digest of its bytes; see `tensor_files.contents`."""
     left_out: tuple[str, ...] = ()
     """Files that were not read, since their total size is over MOST_BYTES."""
     ranks: Mapping[str, int] = msgspec.field(default_factory=dict)

@@ -111,13 +111,8 @@ class Contents(NamedTuple):
     """Plain numbers of a pickle."""
 
 
-def entries(path: Path) -> dict[str, Entry]:
-    """By name, size and digest of each entry; empty for a file of another kind or an incomplete one. Raises OSError."""
-    return contents(path).entries
-
-
 def contents(path: Path) -> Contents:
-    """Both are empty for a file of another kind or an incomplete one. Raises OSError."""
+    """What a file holds; both parts are empty for a file of another kind or an incomplete one. Raises OSError."""
     found: dict[str, tuple[int, xxhash.xxh3_64]] = {}
     numbers: dict[str, float] = {}
     try:

@@ -136,8 +136,7 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
             continue
         step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step
-        # A periodic checkpoint, and a script's own, is saved before a fault after its step; the final one, and one on notice,
-        # come after it.
+        # Saved before a fault after its step: a periodic checkpoint, a script's own. After it: the final one, one on notice.
         clean_save = clean if clean < step or step % drill.spec.checkpoint.every_steps == 0 else clean - 1
         heals = clean if drill.by_script else clean_save
         later = (each.number for each in drill.chaos.attempts if each.number > number and each.resume_step <= heals)

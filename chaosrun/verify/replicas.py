@@ -138,6 +138,7 @@ class Replicas:
         return None
 
     def comparisons(self, attempt: Attempt) -> int:
+        """How many times ranks that hold the same parts can be compared in it."""
         found = 0
         for group in self._groups(attempt):
             counted = Counter(block.steps for block in _blocks(attempt, group))

@@ -36,6 +36,7 @@ class StateDifference:
     expected: Mapping[str, str]
     seen: Mapping[str, str]
     also: tuple[str, ...]
+    """Other components that differ on this rank."""
 
     @property
     def rank(self) -> int:

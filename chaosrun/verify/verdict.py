@@ -124,7 +124,7 @@ class Verdict:
 
 
 def judge(run: RunLayout) -> Verdict:
-    """Judge a run from run.json, plan.json and its two legs. Raises UsageError when it is not a run this version can read."""
+    """Judge a run from run.json, plan.json and its legs. Raises UsageError when it is not a run this version can read."""
     collects = gc.isenabled()
     gc.disable()  # the records of a thousand ranks hold no reference cycles, and the search for them takes a tenth of the time
     try:

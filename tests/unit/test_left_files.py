@@ -25,7 +25,7 @@ from torch.distributed import checkpoint
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.left import note_left, read_left
-from chaosrun.records.tensor_files import contents, entries, unnumbered
+from chaosrun.records.tensor_files import contents, unnumbered
 from chaosrun.supervise.drill import DrillExecution, LegRunner
 from chaosrun.verify.verdict import Verdict, judge
 from tests.records import read_lines, write_lines
@@ -78,7 +78,7 @@ def test_each_tensor_has_a_digest(tmp_path: Path, by: str) -> None:
     found = []
     for number, value in enumerate((1, 1, 2)):
         write(state_of(value), path := tmp_path / f"{number}.pt")
-        found.append(entries(path))
+        found.append(contents(path).entries)
     assert list(found[0]) == names and found[0] == found[1], found
     assert [name for name in names if found[2][name] != found[0][name]] == names[:1]
 
@@ -88,7 +88,7 @@ def test_numbers_texts_and_random_states_are_left_out(tmp_path: Path) -> None:
     more |= {"launches": 2, "best": torch.tensor(0.5), "host": "a" * 40, "history": numpy.ones(9), "array": numpy.ones(9)}
     for write in (torch.save, in_the_older_form, plainly):
         write(state_of(1, **more), tmp_path / "all.pt")
-        assert [*entries(tmp_path / "all.pt")] == ["average/weight", "moments", "array"]
+        assert [*contents(tmp_path / "all.pt").entries] == ["average/weight", "moments", "array"]
 
 
 @dataclass
@@ -163,7 +163,7 @@ def test_arrays_and_safetensors_have_digests(tmp_path: Path) -> None:
     numpy.savez(tmp_path / "a.npz", ema=numpy.ones(5), step=numpy.int64(3))
     numpy.save(tmp_path / "a.npy", numpy.ones(5))
     save_file({"weight": torch.ones(5)}, tmp_path / "a.safetensors")
-    assert [[*entries(tmp_path / name)] for name in ("a.npz", "a.npy", "a.safetensors")] == [["ema"], [""], ["weight"]]
+    assert [[*contents(tmp_path / name).entries] for name in ("a.npz", "a.npy", "a.safetensors")] == [["ema"], [""], ["weight"]]
 
 
 def test_raw_numbers_are_one_entry_unless_they_are_metrics(tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ def test_nothing_in_a_file_is_executed_and_what_is_torn_is_left_out(tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     for write in (torch.save, in_the_older_form, compressed, plainly):
         write(state_of(1, wicked=Wicked()), path := tmp_path / "all.pt")
-        assert [*entries(path)] == ["average/weight", "moments"] and not Path("executed").exists()
+        assert [*contents(path).entries] == ["average/weight", "moments"] and not Path("executed").exists()
         path.write_bytes(path.read_bytes()[:300])
-        assert entries(path) == {}
+        assert contents(path).entries == {}
 
 
 def test_text_is_not_read_nor_more_than_a_sane_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
