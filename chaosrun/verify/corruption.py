@@ -106,6 +106,8 @@ class _FirstDifference:
     what: str
     check: str
     between_ranks: bool = False
+    at_end: bool = False
+    """Whether it is in the digests of the end, which are taken after the faults of the last step."""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -196,7 +198,8 @@ def silent_corruption(drill: Drill) -> CheckResult:
 
 
 def _source(difference: _FirstDifference, drill: Drill) -> Injection | None:
-    suspects = [entry for entry in injections(drill) if entry.may_show(difference.attempt, difference.step, difference.field)]
+    step = difference.step + difference.at_end
+    suspects = [entry for entry in injections(drill) if entry.may_show(difference.attempt, step, difference.field)]
     return suspects[-1] if suspects else None
 
 
@@ -227,6 +230,7 @@ def _at_the_end(drill: Drill) -> Iterator[_FirstDifference]:
                 tensor=first.get("name"),
                 what="the state at the end",
                 check=finder.__name__,
+                at_end=True,
             )
 
 

@@ -135,7 +135,12 @@ def test_a_moment_shows_in_the_next_checkpoint_and_late_sightings_are_confirmed(
     assert worth_confirming(verdict)
 
 
-def test_what_shows_only_at_the_end(run: RunLayout) -> None:
+@pytest.mark.parametrize("every_steps", [5, 4])
+def test_what_shows_only_at_the_end(run: RunLayout, every_steps: int) -> None:
+    """Also where the checkpoint of the last step was due, and so was saved before."""
+    info = json.loads(run.run_json.read_text())
+    info["spec"]["checkpoint"] = {"every_steps": every_steps}
+    run.run_json.write_text(json.dumps(info))
     last = dataclasses.replace(FLIP, phase="step", at_step=12)
     plan(run, last)
     edit_journal(run, "chaos", only("fault.requested", put(step=12, phase="step")))
