@@ -169,7 +169,7 @@ def _run(run: RunLayout, held: bool) -> KeptPlace:
         kind="run",
         path=run.path,
         used_s=info.created_s,
-        status="interrupted" if ended is None else str(ended.get("status")),
+        status="interrupted" if ended is None else str(ended.get("status", "damaged")),
         supervised=supervised,
         needs=frozenset() if copied else frozenset({Path(mode)}),
         storage=storage_of(run, run.path),

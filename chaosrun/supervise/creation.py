@@ -3,11 +3,12 @@
 import json
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import chaosrun
 from chaosrun.checkpoint.object_storage import ObjectStorage
-from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.errors import DISK_FULL, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
@@ -39,12 +40,9 @@ def create_run(
         if name != name.encode(errors="replace").decode():
             raise UsageError(f"the {what} {name!r} cannot be recorded: it is not UTF-8", hint="use a folder whose path is")
     run = RunLayout(new_folder(root / "runs", spec.name))
-    try:
-        storage, nonce = _storage(spec, job.directory, run)
-    except (UsageError, ResourcesError):
-        run.path.rmdir()
-        raise
-    try:
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, run.path, ignore_errors=True)  # without its run.json nothing would find it again
+        storage, nonce = _storage(spec, job.directory, run, undo)
         write_durably(run.job_yaml, job.text.encode())
         write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
         write_run(
@@ -71,9 +69,7 @@ def create_run(
                 address=address,
             ),
         )
-    except OSError:
-        shutil.rmtree(run.path, ignore_errors=True)  # without its run.json nothing would find it again
-        raise
+        undo.pop_all()
     if kind == "run":
         run.leg(RUN).path.mkdir()
     return run
@@ -88,9 +84,9 @@ def try_storage(spec: JobSpec) -> None:
         ObjectStorage(ObjectPlace(spec.checkpoint.storage.rstrip("/"), tuple(spec.env.items()))).try_out()
 
 
-def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[str | None, str | None]:
+def _storage(spec: JobSpec, directory: Path, run: RunLayout, undo: ExitStack) -> tuple[str | None, str | None]:
     """Where this run's checkpoints go, and the nonce that marks it; None for the run directory. Raises UsageError and
-    ResourcesError when it cannot be written."""
+    ResourcesError when it cannot be written, OSError when the disk is full. `undo`: takes the removal of a directory made."""
     if spec.checkpoint.storage is None:
         return None, None
     if is_url(spec.checkpoint.storage):
@@ -100,8 +96,11 @@ def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[str | None
     storage = directory / spec.checkpoint.storage / run.run_id
     try:
         storage.mkdir(parents=True)
+        undo.callback(shutil.rmtree, storage, ignore_errors=True)
         nonce = claim(storage, run)
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
         raise UsageError(
             f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
             hint="name a directory that exists or can be made, on storage that all nodes share",

@@ -53,7 +53,7 @@ class Injections:
                 self._over = True
 
     def ask(self, command: Inject) -> Answer:
-        """Strike the command's faults as soon as their ranks run. Raises UsageError."""
+        """Strike the command's faults as soon as their ranks run. Raises UsageError, OSError if plan.json cannot be written."""
         seed = secrets.randbelow(2**31) if command.seed is None else command.seed
         with self._lock:
             info = read_run(self._run)
@@ -70,12 +70,7 @@ class Injections:
             faults = injected(spec, plan, **about, seed=seed, after_s=after_s)
             self._permit(spec, faults, supervisor)
             grown = replace(plan, faults=(*plan.faults, *faults))
-            try:
-                write_durably(self._run.plan_json, json.dumps(grown.to_json(), indent=1).encode())
-            except OSError as error:
-                raise UsageError(
-                    f"{self._run.plan_json} cannot be written: {error.strerror}", hint="free some space"
-                ) from error
+            write_durably(self._run.plan_json, json.dumps(grown.to_json(), indent=1).encode())
             supervisor.inject(faults)
         told = [InjectedFault(id=each.id, kind=each.kind, rank=each.rank, what=each.describe()) for each in faults]
         return Answer(faults=tuple(told), seed=seed)

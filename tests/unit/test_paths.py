@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from chaosrun import api
-from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError
+from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError, of_the_machine
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, own_leg, read_run
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.job_file import load_job
-from chaosrun.supervise import find_runs
+from chaosrun.supervise import creation, find_runs
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import leg_of
 
@@ -116,6 +116,32 @@ def test_storage_that_stands_under_that_name_is_not_taken_over(tmp_path: Path, m
     with pytest.raises(UsageError, match="cannot be written"):
         create(job(tmp_path / "job", checkpoint={"storage": "../store"}), tmp_path / "root")
     assert not any((tmp_path / "root" / "runs").iterdir())
+
+
+@pytest.mark.parametrize("full", ["runs", "store"])
+def test_a_full_disk_is_no_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+    making = Path.mkdir
+
+    def make(path: Path, *args: Any, **options: Any) -> None:
+        if path.parent.name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        making(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    with pytest.raises(OSError, match="No space left") as raised:
+        create(job(tmp_path / "job", checkpoint={"storage": "../store"}), tmp_path / "root")
+    error = of_the_machine(raised.value)
+    assert error is not None and error.exit_code == 7
+
+
+def test_a_run_that_cannot_be_recorded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: RunLayout, info: RunInfo) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(run.run_json))
+
+    monkeypatch.setattr(creation, "write_run", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        create(job(tmp_path / "job", checkpoint={"storage": "../store"}), tmp_path / "root")
+    assert not any(entry for folder in ("store", "root/runs") for entry in (tmp_path / folder).iterdir())
 
 
 @pytest.mark.parametrize("storage", [LONG, "x/" * 3000, "a\0b", "train.py/inside", "\ud800"])
