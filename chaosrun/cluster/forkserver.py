@@ -293,7 +293,7 @@ class ForkServer:
 
 
 def _listen(master_addr: str) -> socket.socket:
-    """A listening socket on a free port, held from here on, so that the port cannot be taken before it is used."""
+    """A listening socket on a free port, which rank 0 takes over, so that nobody else can take the port before it is used."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         # Inherited by accepted connections: in TIME_WAIT they would keep the port taken after rank 0 is gone.

@@ -1,4 +1,4 @@
-"""Sends a later signal to one process, known by pid and start time: SIGKILL when grace runs out, SIGCONT after a stop.
+"""Sends a later signal to one process, known by pid and start time: SIGKILL when grace runs out, SIGCONT after a pause.
 
     … PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it still exists
     … PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped; prints "ready", then what was seen, as JSON

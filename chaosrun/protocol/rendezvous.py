@@ -1,4 +1,7 @@
-"""How the ranks of an attempt meet and part: the environment that torch reads, the store and the process group."""
+"""How the ranks of an attempt meet and part: the environment that torch reads, the store and the process group.
+
+The port is chosen on the node of rank 0, by its fork server.
+"""
 
 import contextlib
 import functools

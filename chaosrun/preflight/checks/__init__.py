@@ -1,1 +1,2 @@
-"""The checks, one module each with its `CHECK`: its probes, and how it judges their answers."""
+"""The checks, one module each with its `CHECK`: its probes, and how it judges their answers. Modules without one are parts of
+`network`."""
