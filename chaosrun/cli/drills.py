@@ -296,7 +296,11 @@ def wait(
         if out.is_json:
             write_json(about(layout, reached=until))
         return 0
-    return _shown(api.wait(layout, timeout_s=timeout_s), out, verbose=verbose)
+    try:
+        return _shown(api.wait(layout, timeout_s=timeout_s), out, verbose=verbose)
+    except KeyboardInterrupt:
+        hint = f"run {layout.run_id} continues; `chaosrun cancel {run_argument(layout)}` ends it"
+        raise InterruptedRunError("the waiting was interrupted", hint=hint) from None
 
 
 def inject(

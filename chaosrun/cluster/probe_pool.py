@@ -21,8 +21,8 @@ from chaosrun.cluster.ray_cluster import start_actor
 
 START_S = 30.0
 """Limit for an agent's first answer: a Python process and a few imports from a slow disk."""
-ANSWER_S = 15.0
-"""How long after its limit a call may be answered: its process is killed, twice if needed, within 10 s."""
+ANSWER_S = 20.0
+"""How long after its limit a call may be answered: its guard has 10 s to kill its processes, and its agent then 5 s."""
 STOP_S = 8.0
 LOOK_EVERY_S = 0.5
 """Within this time a signal is noticed during a wait for Ray."""
