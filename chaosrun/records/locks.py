@@ -57,24 +57,17 @@ def awaited(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Whether some process holds the lock. False if that is unknown: no file, or one that this user may not read."""
     try:
-        wait_until_free(path, fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
-def wait_until_free(path: Path, how: int = 0) -> None:
-    """Wait until no process holds the lock; returns at once if that is unknown. `how`: LOCK_NB to raise BlockingIOError
-    instead."""
-    try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return
+        return False
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | how)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
         os.close(descriptor)
+    return False
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:

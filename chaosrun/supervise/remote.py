@@ -1,7 +1,6 @@
 """Waits for, cancels and injects faults into a run from another process, through its files and its control socket alone."""
 
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ import msgspec
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.processes import where_stopped
 from chaosrun.records.layout import RUN, RunLayout
-from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
-from chaosrun.records.supervision import is_supervised, looks, read_supervision
+from chaosrun.records.supervision import looks, read_supervision
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, NobodyListensError, control_directory, request
 from chaosrun.supervise.drill import has_ended
 from chaosrun.verify.verdict import Verdict, judge
@@ -22,20 +20,8 @@ SOCKET_LIMIT_S = 5.0
 
 
 def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
-    """Wait until a run is not supervised; False when `timeout_s` passes first. The kernel wakes the waiting processes."""
-    free = threading.Event()
-
-    def wait_for_lock() -> None:
-        try:
-            wait_until_free(run.lock)
-        finally:
-            free.set()
-
-    if is_supervised(run):
-        threading.Thread(target=wait_for_lock, name="chaosrun-wait", daemon=True).start()
-        if not free.wait(timeout_s):
-            return False
-    return True
+    """Wait until a run is not supervised; False when `timeout_s` passes first."""
+    return next(end for end in looks(run, timeout_s) if end) == "over"
 
 
 def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
