@@ -172,15 +172,17 @@ def diagnose(run: RunLayout, *, address: str | None = None, on_event: "Listener 
     from chaosrun.supervise.diagnosis import diagnose as replay
     from chaosrun.supervise.diagnosis import open_case
     from chaosrun.supervise.drill import LegRunner, lock_run
-    from chaosrun.supervise.run import placed
+    from chaosrun.supervise.run import announce, deadline_of, placed
 
     listener = on_event or (lambda record: None)
     with Interrupts("`chaosrun diagnose {run}` begins again; the run is as it was") as interrupts:
         interrupts.check(run)
         with lock_run(run):
             case = open_case(run)
-            with placed(run, address, listener, interrupts) as workers:
-                return replay(case, LegRunner(workers=workers, on_record=listener, on_supervisor=interrupts.watch))
+            announce(run, listener)
+            with placed(run, address, interrupts) as workers:
+                about = {"on_record": listener, "on_supervisor": interrupts.watch, "deadline_s": deadline_of(run)}
+                return replay(case, LegRunner(workers=workers, **about))
 
 
 def preflight(

@@ -101,11 +101,13 @@ class WarmDrills:
         from chaosrun.cluster.workers import ClusterWorkers
         from chaosrun.supervise.creation import create_run
         from chaosrun.supervise.drill import DrillExecution, LegRunner
+        from chaosrun.supervise.run import deadline_of
 
         loaded, plan = api.plan(job, overrides)
         run = create_run(root, loaded, plan=plan, overrides=list(overrides), reference=reference, early=early)
         workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
-        verdict = DrillExecution(run=run, root=root, legs=LegRunner(workers=workers, on_record=on_event)).execute()
+        legs = LegRunner(workers=workers, on_record=on_event, deadline_s=deadline_of(run))
+        verdict = DrillExecution(run=run, root=root, legs=legs).execute()
         # Whatever it is, the files alone say the same.
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)
@@ -126,6 +128,7 @@ class WarmDrills:
         from chaosrun.supervise.creation import create_run
         from chaosrun.supervise.drill import LegRunner
         from chaosrun.supervise.production import Production
+        from chaosrun.supervise.run import deadline_of
         from chaosrun.verify.confirm import NO_FAULTS
 
         if isinstance(job, Path):
@@ -136,7 +139,8 @@ class WarmDrills:
         on_event({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
         spec = JobSpec.model_validate(read_run(run).spec)
         workers = ClusterWorkers(self._cluster(spec.workers), spec)
-        verdict = Production(run=run, legs=LegRunner(workers=workers, on_record=on_event)).execute()
+        legs = LegRunner(workers=workers, on_record=on_event, deadline_s=deadline_of(run))
+        verdict = Production(run=run, legs=legs).execute()
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)
 

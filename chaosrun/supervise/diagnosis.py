@@ -7,8 +7,7 @@ read; the cache of references is not touched.
 import dataclasses
 import json
 import shutil
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from chaosrun.checkpoint.store import CheckpointStore
@@ -109,11 +108,8 @@ class _Replays:
     drill: Drill
     target: Target
     legs: LegRunner
-    _deadline_s: float | None = field(default=None, init=False)
 
     def execute(self) -> Diagnosis:
-        timeout_s = self.drill.spec.timeout
-        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         source, why = self._common_checkpoint()
         shown = self._replay(source) if source else None
         if shown is not None and not self._reproduced(shown):
@@ -200,7 +196,7 @@ class _Replays:
             order_template(name, leg, spec, self.info), max_steps=self.target.last_step(plan), inspect=self.target.inspected
         )
         name = leg.path.relative_to(self.run.path).as_posix()
-        result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)
+        result = self.legs.run(name, leg, template, plan, spec)
         if result.outcome == "interrupted":
             hint = f"`chaosrun diagnose {run_argument(self.run)}` begins again; the run is as it was"
             raise InterruptedRunError("interrupted in a replay", hint=hint)

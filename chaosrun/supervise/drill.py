@@ -72,14 +72,14 @@ class LegRunner:
     """Called with the supervisor that a signal must interrupt while a leg runs."""
     has_successor: bool = False
     """Another process continues the run when this one is killed (`chaosrun.supervise.process`)."""
+    deadline_s: float | None = None
+    """When the run's timeout expires, CLOCK_MONOTONIC; None: it has none."""
 
     def ask_permission(self, plan: FaultPlan, spec: JobSpec) -> None:
         """Raises UsageError for a fault that this Ray, or this process, does not allow."""
         ask_permission(plan.faults, spec, ray=self.workers.ray, has_successor=self.has_successor)
 
-    def run(
-        self, name: str, leg: LegLayout, template: WorkerOrder, plan: FaultPlan, spec: JobSpec, *, deadline_s: float | None
-    ) -> LegFinished:
+    def run(self, name: str, leg: LegLayout, template: WorkerOrder, plan: FaultPlan, spec: JobSpec) -> LegFinished:
         """Run one leg, called `name` in its records. Raises as `ask_permission`; UsageError and OSError when the leg's working
         folder cannot be laid out."""
         self.ask_permission(plan, spec)
@@ -93,7 +93,7 @@ class LegRunner:
             plan=plan,
             workers=self.workers,
             recovery=spec.recovery,
-            deadline_s=deadline_s,
+            deadline_s=self.deadline_s,
             on_record=self.on_record,
             judge=RecoveryJudge(leg, spec) if name == RUN else None,
         )
@@ -113,8 +113,6 @@ class DrillExecution:
     legs: LegRunner
     survey: bool = False
     """Make every rank record which fault points it reaches."""
-    deadline_s: float | None = None
-    """When the run's timeout expires, CLOCK_MONOTONIC; None: the timeout begins with the drill."""
     _removed: list[TrainingTime] = field(default_factory=list, init=False)
     """Training times of legs whose records were removed: their files may still exist."""
 
@@ -131,8 +129,6 @@ class DrillExecution:
         spec = JobSpec.model_validate(info.spec)
         plan = FaultPlan.read(self.run.plan_json)
         self.legs.ask_permission(plan, spec)
-        if self.deadline_s is None and spec.timeout is not None:
-            self.deadline_s = time.monotonic() + spec.timeout
         if self._reference(spec, info, plan):
             if outcome_of(self._leg("chaos")) in RESUMABLE:
                 if spec.by == "script" and not plan.faults:
@@ -287,7 +283,7 @@ class DrillExecution:
         template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
         self.run.verdict_json.unlink(missing_ok=True)  # of the end that is continued now
-        result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
+        result = self.legs.run(name, leg, template, plan, spec)
         self._note_left(name, spec)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"

@@ -30,23 +30,19 @@ from chaosrun.verify.verdict import Verdict, judge
 class Production:
     run: RunLayout
     legs: LegRunner
-    deadline_s: float | None = None
-    """When the run's timeout expires, CLOCK_MONOTONIC; None: the timeout begins with the run."""
 
     def execute(self) -> Verdict:
         """Run what remains and judge the run. Raises as `DrillExecution.execute`."""
         with run_files(self.run, "resume"):
             info = read_run(self.run)
             spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
-            if self.deadline_s is None and spec.timeout is not None:
-                self.deadline_s = time.monotonic() + spec.timeout
             if can_go_on(outcome_of(leg), in_production=True):
                 plan, faults = FaultPlan.read(self.run.plan_json), spec.faults
                 if not leg.journal.exists() and any((faults.schedule, faults.random, faults.replay, faults.preset)):
                     self.legs.on_record({"leg": RUN, "event": "faults.not_struck", "time_s": time.time()})
                 template = order_template(RUN, leg, spec, info)
                 self.run.verdict_json.unlink(missing_ok=True)  # of the end that is continued now
-                result = self.legs.run(RUN, leg, template, plan, spec, deadline_s=self.deadline_s)
+                result = self.legs.run(RUN, leg, template, plan, spec)
                 if result.outcome == "interrupted":
                     hint = f"`chaosrun resume {run_argument(self.run)}` continues the run"
                     raise InterruptedRunError("interrupted", hint=hint)

@@ -135,6 +135,8 @@ def carry_out(
     interrupts.check(run)
     new = not run.supervisor_json.exists()
     with lock_job(run, root), supervised(run) as (lock, warnings):
+        if cluster is None:
+            announce(run, listener)
         if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
             try:
                 verdict = _in_a_process(run, root, address, listener, interrupts, lock)
@@ -146,28 +148,25 @@ def carry_out(
                     remove_run(run)  # there is nothing to continue
                 raise
         else:
-            about = {"cluster": cluster, "survey": survey, "deadline_s": _deadline_s(run)}
+            about = {"cluster": cluster, "survey": survey, "deadline_s": deadline_of(run)}
             verdict = execute(run, root, address, listener, interrupts, **about)
         warnings += report(verdict)
         return verdict
+
+
+def announce(run: RunLayout, listener: Listener) -> None:
+    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
 
 
 def _in_a_process(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, lock: int
 ) -> Verdict:
     """Supervise the drill in a separate process, and start another one each time a planned fault ends it."""
-
-    def on_record(record: EventRecord) -> None:
-        # Every process announces its run; here that has been done.
-        if record["event"] != "run.created":
-            listener(record)
-
     again = f"`chaosrun resume {run_argument(run)}` continues the run"
-    deadline_s = _deadline_s(run)
+    deadline_s = deadline_of(run)
     info = read_run(run)
     # A run in production gets another supervisor, for any cause of death.
     successors = info.spec["recovery"]["max_restarts"] if info.kind == "run" else 0
-    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     while True:
         struck_before = _struck(run)
         held = {"lock": lock, "parent": os.getpid(), "deadline_s": deadline_s}
@@ -175,7 +174,7 @@ def _in_a_process(
         with SupervisorProcess(task) as process:
             interrupts.watch(process)
             try:
-                last = process.listen(on_record)
+                last = process.listen(listener)
             finally:
                 interrupts.watch(None)
         if last is not None and last.error is not None:
@@ -205,7 +204,7 @@ def _in_a_process(
         listener({"leg": None, "event": "supervisor.ended", "pid": process.pid, "faults": sorted(new)})
 
 
-def _deadline_s(run: RunLayout) -> float | None:
+def deadline_of(run: RunLayout) -> float | None:
     """When the run's timeout, which begins now, expires; CLOCK_MONOTONIC, which nobody sets and processes share."""
     timeout_s = JobSpec.model_validate(read_run(run).spec).timeout
     return None if timeout_s is None else time.monotonic() + timeout_s
@@ -247,12 +246,13 @@ def execute(
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
-        placed(run, address, listener, interrupts, cluster) as workers,
+        placed(run, address, interrupts, cluster) as workers,
     ):
-        legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
+        watched = {"on_record": on_record, "on_supervisor": on_supervisor}
+        legs = LegRunner(workers=workers, **watched, has_successor=has_successor, deadline_s=deadline_s)
         if read_run(run).kind == "run":
-            return Production(run=run, legs=legs, deadline_s=deadline_s).execute()
-        return DrillExecution(run=run, root=root, legs=legs, survey=survey, deadline_s=deadline_s).execute()
+            return Production(run=run, legs=legs).execute()
+        return DrillExecution(run=run, root=root, legs=legs, survey=survey).execute()
 
 
 @contextmanager
@@ -287,7 +287,7 @@ def reachable(
 
 @contextmanager
 def placed(
-    run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts, cluster: "RayCluster | None" = None
+    run: RunLayout, address: str | None, interrupts: Interrupts, cluster: "RayCluster | None" = None
 ) -> "Iterator[ClusterWorkers]":
     """The given cluster, or a new one, and a run's workers on it."""
     from chaosrun.cluster.ray_cluster import RayCluster
@@ -298,7 +298,6 @@ def placed(
     if cluster is not None:
         yield ClusterWorkers(cluster, spec, directory)
         return
-    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     with interrupts.postponed():
         cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
     try:
