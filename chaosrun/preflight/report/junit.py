@@ -14,11 +14,12 @@ from chaosrun.report.junit import Case, suite_of, to_xml
 
 
 def render_junit(result: Result) -> str:
-    found = grouped(result.findings, lambda each: (each.check, each.node))
+    found = grouped(result.findings, lambda each: each.check)
     suites = [suite_of("preflight", [_verdict(result)])]
     for run in result.checks:
         nothing = Case(name=WHOLE, result="skipped", message="it found nothing to look at", type="SKIP")
-        cases = [_case(node, those, result.strict) for (check, node), those in found.items() if check == run.name]
+        of_nodes = grouped(found.get(run.name, ()), lambda each: each.node)
+        cases = [_case(node, those, result.strict) for node, those in of_nodes.items()]
         suite = suite_of(f"preflight.{run.name}", cases or [nothing])
         suite.time = round(run.seconds, 3)
         suites.append(suite)
