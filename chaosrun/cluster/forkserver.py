@@ -183,12 +183,12 @@ class ForkServer:
                     given = (attempt.layout.log(order.rank), own, memory[order.rank])
                     attempt.ranks[self._start_process(attempt, order, *given)] = order.rank
         except OSError as error:
-            self.send(StartFailed(attempt=number, message=f"cannot start the ranks: {error}"))
+            self.send(StartFailed(message=f"cannot start the ranks: {error}"))
             attempt.kill_all()
             self._see_deaths()
         else:
             self._replenish_s = time.monotonic() + REPLENISH_AFTER_S
-            self.send(RanksStarted(attempt=number, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
+            self.send(RanksStarted(pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
         finally:
             if listener is not None:
                 listener.close()
@@ -331,7 +331,7 @@ def main(arguments: list[str]) -> int:
         if target is None:
             return 1
         server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
-        server.send(Ready(pid=os.getpid(), left_out=configure.left_out))
+        server.send(Ready(left_out=configure.left_out))
         server.serve()
     except BrokenPipeError:
         pass  # the agent died meanwhile

@@ -39,7 +39,6 @@ class StopRanks(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", 
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ready"):
-    pid: int
     left_out: tuple[NotPreloaded, ...] = ()
 
 
@@ -51,7 +50,6 @@ class ServerFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event",
 
 
 class RanksStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="started"):
-    attempt: int
     pids: dict[int, int]
     """By rank; empty for a command, whose ranks announce themselves."""
     port: int | None
@@ -85,7 +83,6 @@ class LauncherFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event
 
 
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="start_failed"):
-    attempt: int
     message: str
 
 

@@ -330,7 +330,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 calls.append((agent, reference))
         for agent, reference in calls:
             pids.update(agent.collect(reference, timeout_s=START_LIMIT_S).pids)
-        return RanksStarted(attempt=attempt, pids=pids, port=port)
+        return RanksStarted(pids=pids, port=port)
 
     def stop(self, attempt: int, nodes: Collection[str]) -> None:
         """Begin to kill an attempt on these nodes; each reports when it has stopped, or is reported lost."""

@@ -167,7 +167,7 @@ class SimulatedForkServer:
         while received := await reader.readline():
             match decode_command(received):
                 case Configure():
-                    self._send(Ready(pid=self.pid))
+                    self._send(Ready())
                 case StartRanks() as start:
                     await self._start(start)
                 case StopRanks() as stop:
@@ -191,7 +191,7 @@ class SimulatedForkServer:
             self._ranks[order.rank] = SimulatedRank(told, next(_pids), wrong=wrong)
         self.live = set(self._ranks)
         self._note("started", node=self._node, attempt=start.attempt)
-        self._send(RanksStarted(attempt=start.attempt, pids={r: each.pid for r, each in self._ranks.items()}, port=port))
+        self._send(RanksStarted(pids={r: each.pid for r, each in self._ranks.items()}, port=port))
         for rank in self._ranks.values():
             self._world.join(rank, self)
 

@@ -114,7 +114,7 @@ class SimulatedForkServer:
     def _obey(self, command: ServerCommand) -> None:
         match command:
             case Configure():
-                self.world.after(0.05, lambda: self.send(Ready(pid=self.pid)) if self.is_alive else None)
+                self.world.after(0.05, lambda: self.send(Ready()) if self.is_alive else None)
             case StartRanks():
                 self._start(command)
             case StopRanks():
@@ -134,7 +134,7 @@ class SimulatedForkServer:
             attempt.processes[rank.pid] = rank
             self.simulation.rank_began(rank)
         port = 20_000 + command.attempt if command.listen else None
-        self.send(RanksStarted(attempt=command.attempt, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
+        self.send(RanksStarted(pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
 
     def _see_deaths(self) -> None:
         attempt = self.attempt
