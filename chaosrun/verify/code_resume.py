@@ -1,11 +1,10 @@
 """Rows of the table of causes: the state that attempts of a script that resumes by itself began with, and who is to blame. See
 `codes`. `<code>.own` is the variant of a row for these scripts; `<code>` itself is for jobs that chaosrun restores."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from chaosrun.verify.code_data import OF_EPOCH
-from chaosrun.verify.code_differences import DIFFERENCE_ROWS
-from chaosrun.verify.code_streams import OWN, STREAM_ROWS
+from chaosrun.verify.code_streams import OF_OWN_RESUME, STREAM_ROWS
 from chaosrun.verify.row import Blame, Row, detail, nobody, script
 
 _MIXED = script("its own resume combines state of different steps")
@@ -252,9 +251,8 @@ _STATES: Mapping[str, Row] = {
     ),
     "sampler_epoch_ahead.own": Row(
         "a later epoch's order",
-        OWN,
-        f"{OF_EPOCH}: epochs were counted twice, or the random stream that the order is drawn from was saved after the next "
-        "epoch had begun{by_all}",
+        hint=f"{OF_EPOCH}: epochs were counted twice, or the random stream that the order is drawn from was saved after the "
+        "next epoch had begun{by_all}",
     ),
     "data_order_not_restored.own": Row(
         "",
@@ -312,10 +310,9 @@ _STATES: Mapping[str, Row] = {
         hint="the optimizer {which} started with another state than the script had when it saved (the weights are of step "
         "{base}, and its other optimizers were restored): its state was not saved, or not loaded{scope}"
     ),
-    "optimizer_state_of_another_step.own": Row(
-        "",
-        OWN,
-        "the optimizer's state of step {step}, weights of step {base}: of two checkpoints, or saved late without a copy{scope}",
+    "optimizer_state_of_another_step.own": detail(
+        hint="the optimizer's state of step {step}, weights of step {base}: of two checkpoints, or saved late without a "
+        "copy{scope}"
     ),
     "optimizer_settings_not_restored.own": Row(
         "",
@@ -334,18 +331,16 @@ _STATES: Mapping[str, Row] = {
         hint="a restart starts with other buffers than the run had when it saved ({name:3}): not in the checkpoint, or not "
         "loaded (skipped by strict=False, left out of state_dict)"
     ),
-    "lr_scheduler_of_another_step.own": Row(
-        "",
-        OWN,
-        "the learning rate is that of step {step}, not of step {base}: its scheduler's state or the optimizer's param_groups "
-        "were not loaded, or were saved before the scheduler's own step, or a scheduler built after the optimizer was loaded "
-        "has reset the rate to its first{scope}",
+    "lr_scheduler_of_another_step.own": detail(
+        hint="the learning rate is that of step {step}, not of step {base}: its scheduler's state or the optimizer's "
+        "param_groups were not loaded, or were saved before the scheduler's own step, or a scheduler built after the "
+        "optimizer was loaded has reset the rate to its first{scope}"
     ),
     "lr_scheduler_of_another_step.by_hand": Row(
         "learning rate of another step",
         hint=f"the learning rate is that of step {{step}}, not of step {{base}}: {_BY_HAND}{{scope}}",
     ),
-    "lr_scheduler_not_restored.own": Row("", OWN, "{where}: {scheduler}"),
+    "lr_scheduler_not_restored.own": Row("", OF_OWN_RESUME, "{where}: {scheduler}"),
     "lr_scheduler_not_restored.still": Row(
         "learning rate no longer changes",
         hint="the learning rate stays what it was when the restart began, but keeps changing in the reference run: its "
@@ -375,12 +370,4 @@ _STATES: Mapping[str, Row] = {
     ),
 }
 
-
-def _own() -> Iterator[tuple[str, Row]]:
-    """Rows of state that chaosrun would have restored."""
-    for code, row in DIFFERENCE_ROWS.items():
-        if "." not in code and row.blame is not None and row.blame.whose == "chaosrun":
-            yield f"{code}.own", Row("", OWN)
-
-
-RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **dict(_own()), **STREAM_ROWS, **_STATES, **_BY_LIBRARY}
+RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **STREAM_ROWS, **_STATES, **_BY_LIBRARY}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from chaosrun.verify.row import Row, detail, script
 
-OWN = script("its own resume, or the library that it uses for it, did not restore it", likely=True)
+OF_OWN_RESUME = script("its own resume, or the library that it uses for it, did not restore it", likely=True)
 
 STREAM_ROWS: Mapping[str, Row] = {
     "data_order_not_restored.as_drawn": detail(
@@ -30,26 +30,22 @@ STREAM_ROWS: Mapping[str, Row] = {
         "load its own (saving on rank 0 only, also with accelerate's save_state, restores only rank 0's){scope}",
         hazard="R1",
     ),
-    "rng_of_another_rank.own": Row(
-        "",
-        OWN,
-        "rank {rank} began with the random streams of rank {other}: that rank's file was loaded, or only that rank saved its "
-        "own (each rank has its own: save and load every rank's; torch.distributed.checkpoint keeps one copy of a name that "
-        "is not sharded: put the rank in the name){scope}",
+    "rng_of_another_rank.own": detail(
+        hint="rank {rank} began with the random streams of rank {other}: that rank's file was loaded, or only that rank saved "
+        "its own (each rank has its own: save and load every rank's; torch.distributed.checkpoint keeps one copy of a name "
+        "that is not sharded: put the rank in the name){scope}"
     ),
     **dict.fromkeys(
         [f"{part}_of_another_rank.own" for part in ("weights", "optimizer_state", "lr_scheduler")],
         Row(
             "",
-            OWN,
+            OF_OWN_RESUME,
             "rank {rank} restored what rank {other} holds: that rank's file was loaded, or only that rank saved its own (where "
             "each rank has its own, save and load every rank's){scope}",
         ),
     ),
-    "rng_of_another_step.own": Row(
-        "",
-        OWN,
-        "the random streams are at the position of step {step}, not of step {base}: saved at another time, or something drew "
-        "that many numbers after the restore (an evaluation){scope}",
+    "rng_of_another_step.own": detail(
+        hint="the random streams are at the position of step {step}, not of step {base}: saved at another time, or something "
+        "drew that many numbers after the restore (an evaluation){scope}"
     ),
 }

@@ -14,6 +14,7 @@ from chaosrun.verify.code_checks import CHECK_ROWS
 from chaosrun.verify.code_differences import DIFFERENCE_ROWS, QUANTITIES
 from chaosrun.verify.code_ends import END_ROWS
 from chaosrun.verify.code_resume import RESUME_ROWS
+from chaosrun.verify.code_streams import OF_OWN_RESUME
 from chaosrun.verify.row import Blame, Row, unknown
 from chaosrun.wording import count, listed
 
@@ -97,6 +98,8 @@ class Cause:
         found = next((row.blame for row in self._rows() if row.blame is not None), None)
         if found is None:
             return unknown(self.sentence)
+        if found.whose == "chaosrun" and self.code in DIFFERENCE_ROWS and self.params.get("by") == "script":
+            return OF_OWN_RESUME  # chaosrun restored nothing
         reason = self._filled(found.reason)
         return Blame(whose=found.whose, likely=found.likely, part=found.part, reason=reason)
 
