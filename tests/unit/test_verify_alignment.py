@@ -797,8 +797,8 @@ def test_and_so_is_one_that_wrote_it_beside_and_renamed_it(tmp_path: Path) -> No
     lines = [{**line, "path": f"{path}.tmp"} if line.get("path") == path else line for line in read_lines(trace)]
     saved = next(line for line in reversed(lines) if line["kind"] == "save")
     place = lines.index(saved) + 1
-    more = [{**saved, "path": path, "how": how, "done": True} for how in ("rename", "remove")]
-    write_lines(trace, [*lines[:place], *more, *lines[place:]])
+    renamed = {**saved, "path": path, "before": f"{path}.tmp", "how": "rename", "done": True}
+    write_lines(trace, [*lines[:place], renamed, {**saved, "path": path, "how": "remove", "done": True}, *lines[place:]])
     verdict = judge(run)
     assert verdict.code == "newest_removed" and f"({path})" in verdict.cause, verdict.cause
 
