@@ -93,7 +93,7 @@ def outlive_parent() -> None:
     _prctl(PR_SET_PDEATHSIG, 0)
 
 
-START_FIELD, EXIT_STATUS_FIELD = 19, 49
+THREADS_FIELD, START_FIELD, EXIT_STATUS_FIELD = 17, 19, 49
 """Indices of fields of /proc/PID/stat, counted from the third field on, as in `stat_fields`."""
 
 
@@ -120,9 +120,12 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process still runs. A zombie does not: it holds nothing but its exit status."""
+    """Whether this very process still runs. A zombie does not, as it holds nothing but its exit status, unless it has threads:
+    one that waits in the kernel for a disk or a device outlives a SIGKILL, with all that the process has open."""
     fields = stat_fields(identity.pid)
-    return fields is not None and int(fields[START_FIELD]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
+    if fields is None or int(fields[START_FIELD]) != identity.start_ticks:
+        return False
+    return fields[0] not in (b"Z", b"X") or int(fields[THREADS_FIELD]) > 1
 
 
 def is_dying(pid: int) -> bool:
