@@ -87,12 +87,14 @@ KINDS = (
     _of_supervisors(
         name="supervisor",
         words="SIGKILL the supervisor, {rank} waiting",
+        proof="the supervisor that took over found its predecessor gone",
         last_act=lambda act: _end(act, _this_process()),
         shows=ended(struck=("supervisor",), gone=("supervisor",), alone=True),
     ),
     _of_control(
         name="agent",
         words="SIGKILL the agent of the node of {rank}",
+        proof="the agent's process was seen to be gone",
         outside=lambda strike: strike.end([each for each in strike.node.everybody() if each.what == "agent"]),
         evidence="node",
         aftermath=on_its_node,
@@ -102,6 +104,7 @@ KINDS = (
     _of_supervisors(
         name="head",
         words="SIGKILL Ray's head, {rank} waiting",
+        proof="the supervisor that took over found Ray's head gone",
         last_act=end_head,
         strikes_ray="head",
         shows=ended(struck=("head", "supervisor"), gone=("head", "supervisor"), alone=True),

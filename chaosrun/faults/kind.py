@@ -75,6 +75,10 @@ class Kind:
     family: Family
     words: str
     """Its effect; {rank} stands for "rank 1", {option} for an option's value."""
+    proof: str
+    """For users: how chaosrun knows that it happened."""
+    verdict: Literal["PASS", "FAIL"] = "PASS"
+    """The verdict that a correct job gets under this fault."""
 
     # When
     phases: frozenset[str] = EVERYWHERE

@@ -250,6 +250,7 @@ def _number(value: str | None) -> str:
 _corruption = partial(
     Kind,
     family="memory",
+    verdict="FAIL",
     phases=frozenset({"optimizer"}) | AT_STEPS,
     default_phase="optimizer",
     evidence="note",
@@ -262,18 +263,21 @@ KINDS = (
     _corruption(
         name="flip_bit",
         words="flip one bit of a {state} on {rank}",
+        proof="the element's bits were read before and after",
         options={"state": "parameter", "tensor": None, "bit": None},
         inside=partial(_corrupt, bit=True),
     ),
     _corruption(
         name="nan",
         words="write NaN into a {state} on {rank}",
+        proof="the element's bits were read before and after",
         options={"state": "gradient", "tensor": None},
         inside=partial(_corrupt, bit=False),
     ),
     _corruption(
         name="diverge",
         words="make the replica of {rank} unequal",
+        proof="the tensor's fingerprint was taken before and after",
         phases=AT_STEPS,
         default_phase="step",
         options={"tensor": None},

@@ -73,6 +73,7 @@ KINDS = (
     _of_nodes(
         name="node",
         words="SIGKILL every process of the node of {rank}",
+        proof="its agent and every process below were seen to be gone",
         phases=WITHIN_AN_ATTEMPT,
         outside=lambda strike: strike.end(strike.node.everybody()),
         shows=ended(struck=BELOW, gone=BELOW),
@@ -81,6 +82,7 @@ KINDS = (
     _of_nodes(
         name="raylet",
         words="SIGKILL the raylet of the node of {rank}",
+        proof="the raylet, its agent and every process below were seen to be gone",
         phases=WITHIN_AN_ATTEMPT,
         outside=end_raylet,
         ends_node=True,
@@ -91,6 +93,7 @@ KINDS = (
     _of_nodes(
         name="drain",
         words="drain notice ({grace_s:g} s of grace) to the node of {rank}",
+        proof="its ranks checkpointed and left, and its agent was seen to be gone",
         phases=AT_STEPS,
         options={"grace_s": 30.0},
         outside=lambda strike: strike.later(partial(drain, strike)),

@@ -205,6 +205,7 @@ KINDS = (
         name="kill",
         beside=True,
         words="SIGKILL {rank}",
+        proof="its process was seen to die of SIGKILL",
         inside=lambda strike: strike.die(signal.SIGKILL),
         outside=lambda strike: strike.signal(signal.SIGKILL),
         loss=True,
@@ -213,6 +214,7 @@ KINDS = (
     _of_one(
         name="preempt",
         words="preemption notice (SIGTERM, {grace_s:g} s of grace) to {rank}",
+        proof="its end record says that it left on the notice, or it died of SIGKILL when grace had run out",
         phases=TRAINING_PHASES,
         options={"grace_s": 30.0},
         inside=preempt,
@@ -228,6 +230,7 @@ KINDS = (
     _of_one(
         name="segfault",
         words="segmentation fault in {rank}",
+        proof="its process was seen to die of SIGSEGV",
         inside=segfault,
         outside=lambda strike: strike.signal(signal.SIGSEGV),
         signals=(signal.SIGSEGV,),
@@ -235,6 +238,7 @@ KINDS = (
     _of_one(
         name="abort",
         words="SIGABRT in {rank}, as NCCL's watchdog ends a process",
+        proof="its process was seen to die of SIGABRT",
         inside=abort,
         outside=lambda strike: strike.signal(signal.SIGABRT),
         signals=(signal.SIGABRT,),
@@ -242,6 +246,7 @@ KINDS = (
     _of_one(
         name="exception",
         words="an exception raised in {rank}",
+        proof="its end record names that very exception",
         inside=exception,
         exit_code="failure",
         shows=own_error,
@@ -250,6 +255,7 @@ KINDS = (
     _of_one(
         name="exit",
         words="{rank} leaves silently with exit code 0",
+        proof="its process was seen to leave with exit code 0 and without an end record",
         inside=lambda strike: leave_at_once(0),
         exit_code=0,
         shows=_silent,
@@ -258,6 +264,7 @@ KINDS = (
     _of_one(
         name="memory",
         words="{rank} runs out of memory within {mebibytes} MiB more",
+        proof="its end record names the MemoryError at the limit that was set for it alone",
         options={"mebibytes": 256},
         inside=memory,
         exit_code="failure",
@@ -268,6 +275,7 @@ KINDS = (
     _of_one(
         name="loader_worker",
         words="SIGKILL a loader worker of {rank}",
+        proof="its end record names torch's error about that very loader worker",
         phases=TRAINING_PHASES,
         inside=loader_worker,
         exit_code="failure",

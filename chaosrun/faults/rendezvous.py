@@ -78,6 +78,7 @@ KINDS = (
     _of_rendezvous(
         name="port_taken",
         words="a stranger takes the rendezvous port of {rank}",
+        proof="the end record of rank 0 names EADDRINUSE, of the very port that it was to host the rendezvous at",
         only_rank=0,
         needs_peers="needs no rendezvous port",
         inside=port_taken,
@@ -89,6 +90,7 @@ KINDS = (
     _of_rendezvous(
         name="no_arrival",
         words="{rank} never arrives",
+        proof="the hang was declared and this rank named as the one that never arrived",
         inside=no_arrival,
         evidence="hang",
         shows=_not_arrived,

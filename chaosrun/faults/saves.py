@@ -110,6 +110,7 @@ _damaged = partial(
     evidence="note",
     note=DamageNote,
     options={"file": None},
+    proof="the file was looked at before and after",
     tell=lambda seen: f"{seen.note.file}: {change_of(seen.note)}",
 )
 
@@ -120,6 +121,7 @@ AT_SAVE: Mapping[str, Kind] = {
             name="kill",
             family="process",
             words="SIGKILL {rank}",
+            proof="its process was seen to die of SIGKILL, after the operations that strace saw",
             options=_WHERE,
             inside=_traced("kill"),
             signals=(signal.SIGKILL,),
@@ -131,6 +133,7 @@ AT_SAVE: Mapping[str, Kind] = {
             _by_strace(
                 name=name,
                 words=f"{error} while {{rank}} saves",
+                proof="strace gave the error",
                 options=_WHERE,
                 inside=_traced("fail", error),
                 may_end=True,
@@ -141,6 +144,7 @@ AT_SAVE: Mapping[str, Kind] = {
         _by_strace(
             name="slow_storage",
             words="{rank} waits {duration_s:g} s for the storage at every fsync of its save",
+            proof="strace made the syncs wait",
             options={"duration_s": 0.2},
             inside=_traced("slow"),
             shows=lambda seen: None if seen.note.waits else Disproof("no_wait", "nothing was synced meanwhile"),
@@ -158,6 +162,7 @@ KINDS = (
         name="power_cut",
         family="storage",
         words="cut the power of {rank}, what was not synced {unsynced},",
+        proof="its process was seen to die of SIGKILL, and the outputs were replaced by what had been synced",
         options={"operation": None, "unsynced": "lost"},
         inside=_cut_power,
         witnessed=True,

@@ -141,6 +141,7 @@ KINDS = (
     _of_one(
         name="stop",
         words="SIGSTOP {rank}",
+        proof="its process was seen stopped (state T) when the hang was declared",
         inside=stop,
         outside=lambda strike: strike.signal(signal.SIGSTOP),
         evidence="hang",
@@ -150,6 +151,7 @@ KINDS = (
     _of_one(
         name="pause",
         words="SIGSTOP {rank}, SIGCONT after {duration_s:g} s",
+        proof="its process was seen stopped (state T), and running again after SIGCONT",
         options={"duration_s": 1.0},
         inside=pause,
         outside=lambda strike: strike.later(partial(pause_from_outside, strike)),
@@ -161,6 +163,7 @@ KINDS = (
     _of_one(
         name="slow",
         words="{rank} takes {factor:g} times as long for {steps} steps",
+        proof="its steps were timed before and during",
         phases=AT_STEPS,
         options={"factor": 3.0, "steps": 10},
         inside=slow,
@@ -172,6 +175,7 @@ KINDS = (
     _of_one(
         name="hang",
         words="{rank} hangs, holding Python's global lock",
+        proof="the hang was declared and this rank named as the first to stop",
         phases=TRAINING_PHASES | CHECKPOINT_PHASES,
         inside=hang,
         evidence="hang",

@@ -221,14 +221,23 @@ _while_it_writes = partial(
 
 KINDS = (
     _while_it_writes(
-        name="no_space", words="ENOSPC while {rank} writes a checkpoint", inside=no_space, shows=_failed_by(errno.ENOSPC)
+        name="no_space",
+        words="ENOSPC while {rank} writes a checkpoint",
+        proof="its end record names ENOSPC",
+        inside=no_space,
+        shows=_failed_by(errno.ENOSPC),
     ),
     _while_it_writes(
-        name="io_error", words="EIO while {rank} writes a checkpoint", inside=io_error, shows=_failed_by(errno.EIO)
+        name="io_error",
+        words="EIO while {rank} writes a checkpoint",
+        proof="its end record names EIO",
+        inside=io_error,
+        shows=_failed_by(errno.EIO),
     ),
     _of_storage(
         name="slow_storage",
         words="{rank} waits {duration_s:g} s for the storage at every fsync of a checkpoint",
+        proof="the waits were counted and timed",
         options={"duration_s": 0.2},
         inside=slow_storage,
         evidence="note",
@@ -239,6 +248,7 @@ KINDS = (
     _while_it_writes(
         name="failed_rename",
         words="the rename that commits a checkpoint fails (EIO)",
+        proof="rank 0's end record names EIO, and nothing was committed",
         phases=frozenset({"checkpoint.rename.before"}),
         default_phase="checkpoint.rename.before",
         only_rank=0,
@@ -249,6 +259,7 @@ KINDS = (
     _while_it_writes(
         name="failed_put",
         words="the object store takes half of a file of {rank} and fails (EIO)",
+        proof="its end record names EIO, and nothing was committed",
         phases=frozenset({"checkpoint.begin"}),
         default_phase="checkpoint.begin",
         needs_objects=True,
@@ -259,6 +270,7 @@ KINDS = (
     _by_requests(
         name="lost_reply",
         words="the put that commits a checkpoint is done, and its reply is lost",
+        proof="the reply was withheld, and the object was asked for and accepted",
         only_rank=0,
         inside=lost_reply,
         tell=lambda seen: f"{seen.process} lost the reply to {count(seen.note.requests, 'request')}, and saved the checkpoint",
@@ -266,6 +278,7 @@ KINDS = (
     _by_requests(
         name="late_listing",
         words="the object store lists what was there before a checkpoint, until retention is done",
+        proof="what the listings left out was there by its key, before and after",
         only_rank=0,
         inside=late_listing,
         tell=_describe_late,
@@ -273,6 +286,7 @@ KINDS = (
     _by_requests(
         name="throttled_store",
         words="the object store refuses the requests of {rank} for {duration_s:g} s",
+        proof="the refusals were counted, and later requests accepted",
         options={"duration_s": 0.5},
         inside=throttled_store,
         tell=lambda seen: f"{seen.process} was refused {count(seen.note.requests, 'request')}, and saved the checkpoint",

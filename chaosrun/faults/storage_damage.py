@@ -232,7 +232,14 @@ _when_committed = partial(
     default_phase="checkpoint.postcommit",
     evidence="note",
 )
-_damage = partial(_when_committed, damages="checkpoint", note=DamageNote, aftermath=_unmet, tell=_describe_damage)
+_damage = partial(
+    _when_committed,
+    proof="the file was looked at before and after, and the checkpoint went to quarantine",
+    damages="checkpoint",
+    note=DamageNote,
+    aftermath=_unmet,
+    tell=_describe_damage,
+)
 
 KINDS = (
     *(
@@ -254,6 +261,7 @@ KINDS = (
     _when_committed(
         name="stale_staging",
         words="leave a half-written staging folder behind",
+        proof="the folder was there, and it was gone after the next start",
         inside=stale_staging,
         damages="staging",
         note=StagedNote,
