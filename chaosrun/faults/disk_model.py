@@ -5,14 +5,16 @@ the directory was synced. Of everything else any part may survive and any other 
 directory was synced, the file may be found under both names. Contents are bytes, or the path of a file that holds them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 ROOT = 0
 Content = bytes | Path
 State = dict[Path, Content | None]
 """Contents by path; None for a directory."""
+Fate = Random | bool
+"""What happens to unsynced changes: True keeps them all, as after a SIGKILL, False none, a Random any part."""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class File:
     """Contents at the last sync."""
     is_synced: bool = True
     """Whether nothing was written since the last sync."""
+    kept: int = 0
+    """After a truncation: how many of the synced first bytes remain. A power cut cannot lose them."""
 
 
 @dataclass(slots=True)
@@ -99,13 +103,17 @@ class Model:
         return found
 
 
-def after_power_cut(model: Model, survives: Callable[[], bool], content: Callable[[File], Content]) -> State:
-    """The disk's contents after the cut. `survives`: whether an unsynced name does, asked for each; `content`: what is found of
-    a file that was written to since its last sync."""
+def after_power_cut(model: Model, names: Fate, data: Fate | str | None = None) -> State:
+    """The disk's contents after the cut. `names`: the fate of unsynced names; `data`: the fate of unsynced contents, by default
+    the same; "torn": their second half holds zeros."""
+
+    def kept() -> bool:
+        return names if isinstance(names, bool) else names.random() < 0.5
+
     folders: dict[int, dict[str, int]] = {}
     survived: set[int] = set()
     for change in model.changes:
-        if not (change.durable or survives()) or (change.after is not None and id(change.after) not in survived):
+        if not (change.durable or kept()) or (change.after is not None and id(change.after) not in survived):
             continue
         survived.add(id(change))
         entries = folders.setdefault(change.folder, {})
@@ -118,8 +126,7 @@ def after_power_cut(model: Model, survives: Callable[[], bool], content: Callabl
 
     def find(node: int, path: Path) -> None:
         if node in model.files:
-            file = model.files[node]
-            state[path] = file.now if file.is_synced or file.now == file.durable else content(file)
+            state[path] = _content(model.files[node], names if data is None else data)
             return
         state[path] = None
         for name, below in folders.get(node, {}).items():
@@ -129,5 +136,24 @@ def after_power_cut(model: Model, survives: Callable[[], bool], content: Callabl
     return state
 
 
-def bytes_of(content: Content) -> bytes:
+def _content(file: File, fate: Fate | str) -> Content:
+    if fate is True or file.is_synced or file.now == file.durable:
+        return file.now
+    if fate is False:
+        return file.durable
+    durable, now = _bytes(file.durable), _bytes(file.now)
+    begins = min(len(durable), len(now))
+    if not isinstance(fate, Random):
+        # A file that was only appended to keeps its earlier bytes.
+        begins = begins if now.startswith(durable) else min(begins, file.kept)
+        kept = begins + (len(now) - begins) // 2
+        return now[:kept] + bytes(len(now) - kept) if fate == "torn" else now[:begins]
+    first, last = sorted(fate.randint(begins, len(now)) for _ in range(2))
+    # The new size may reach the disk before the pages: the last pages, or some in the middle, hold zeros.
+    cut_off, no_tail = now[:first], now[:first] + bytes(len(now) - first)
+    with_a_hole = now[:first] + bytes(last - first) + now[last:]
+    return fate.choice([durable, now, cut_off, no_tail, with_a_hole])
+
+
+def _bytes(content: Content) -> bytes:
     return content if isinstance(content, bytes) else content.read_bytes()

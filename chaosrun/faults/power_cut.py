@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.faults.disk_model import Content, File, Model, State, after_power_cut, bytes_of
+from chaosrun.faults.disk_model import Content, Model, State, after_power_cut
 from chaosrun.faults.tracer import SaveNote
 from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.events import OutputsReplaced, OutputsReplacing
@@ -91,7 +91,8 @@ def rebuild(
     for operation in sorted(operations, key=lambda each: each.time_s):
         replay.do(operation)
     replay.look()
-    state = after_power_cut(replay.model, lambda: unsynced != "lost", lambda file: _left_of(file, unsynced))
+    names = unsynced != "lost"
+    state = after_power_cut(replay.model, names, "torn" if unsynced == "torn" else False if names is False else "empty")
     if scratch.exists():
         shutil.rmtree(scratch)
     scratch.mkdir(parents=True)
@@ -103,17 +104,6 @@ def rebuild(
         if os.path.lexists(scratch / str(number)):
             shutil.move(scratch / str(number), output)
     return changes
-
-
-def _left_of(file: File, unsynced: str) -> Content:
-    """What is left of a file that was written to since its last sync."""
-    if unsynced == "lost":
-        return file.durable
-    durable, now = bytes_of(file.durable), bytes_of(file.now)
-    # A file that was only appended to keeps its earlier bytes.
-    begins = len(durable) if now.startswith(durable) else 0
-    kept = begins + (len(now) - begins) // 2
-    return now[:kept] + bytes(len(now) - kept) if unsynced == "torn" else now[:begins]
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from chaosrun.faults.disk_model import Model
+from chaosrun.faults.disk_model import Model, after_power_cut
 from chaosrun.records.filesystem import Moment, Operation
-from tests.unit.powercut import RecordingDisk, after_power_cut
+from tests.unit.powercut import RecordingDisk
 
 MODELLED = ("journal.jsonl", "checkpoints", "staging", "quarantine")
 """What of a leg's directory goes through the disk layer."""

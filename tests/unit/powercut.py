@@ -6,48 +6,12 @@ what was done so far (`chaosrun.faults.disk_model`).
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
-from chaosrun.faults import disk_model
-from chaosrun.faults.disk_model import Content, File, Model, State, bytes_of
+from chaosrun.faults.disk_model import Model, State, after_power_cut
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 
-Fate = Random | bool
-"""What happens to unsynced changes: True keeps them all, as after a SIGKILL, False none, a Random any part."""
-
-
-@dataclass(slots=True)
-class Truncated(File):
-    kept: int = 0
-    """How many of the synced first bytes remain. A power cut cannot lose them."""
-
-
-def after_power_cut(model: Model, names: Fate, data: Fate | str | None = None) -> State:
-    """The disk's contents after the cut. `names`: the fate of unsynced names; `data`: the fate of unsynced contents, by default
-    the same; "torn": their second half holds zeros."""
-    fate = names if data is None else data
-    return disk_model.after_power_cut(
-        model, lambda: names if isinstance(names, bool) else names.random() < 0.5, lambda file: _content(file, fate)
-    )
-
-
-def _content(file: File, fate: Fate | str) -> Content:
-    if isinstance(fate, bool):
-        return file.now if fate else file.durable
-    durable, now = bytes_of(file.durable), bytes_of(file.now)
-    begins = min(len(durable), len(now))
-    if not isinstance(fate, Random):
-        # A file that was only appended to keeps its earlier bytes.
-        begins = begins if now.startswith(durable) else min(begins, file.kept if isinstance(file, Truncated) else 0)
-        kept = begins + (len(now) - begins) // 2
-        return now[:kept] + bytes(len(now) - kept)
-    first, last = sorted(fate.randint(begins, len(now)) for _ in range(2))
-    # The new size may reach the disk before the pages: the last pages, or some in the middle, hold zeros.
-    cut_off, no_tail = now[:first], now[:first] + bytes(len(now) - first)
-    with_a_hole = now[:first] + bytes(last - first) + now[last:]
-    return fate.choice([durable, now, cut_off, no_tail, with_a_hole])
+__all__ = ["RecordingDisk", "after_power_cut", "build"]
 
 
 def build(state: State, into: Path) -> None:
@@ -118,8 +82,8 @@ class RecordingDisk(Filesystem):
                 assert node is not None, operation
                 file, left = self.model.files[node], operation.path.read_bytes()
                 assert isinstance(file.durable, bytes)
-                kept = len(left) if file.durable.startswith(left) else 0
-                self.model.files[node] = Truncated(now=left, durable=file.durable, is_synced=False, kept=kept)
+                file.now, file.is_synced = left, False
+                file.kept = len(left) if file.durable.startswith(left) else 0
             case "fsync":
                 assert node is not None, operation
                 self.model.sync(node)
