@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from chaosrun.records.codec import convert, to_plain
-from chaosrun.records.manifest import Manifest
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.position import Position
 from chaosrun.records.trace_blocks import frames
 from chaosrun.records.trace_reader import all_records
 from chaosrun.records.trace_writer import TraceWriter
@@ -45,7 +44,7 @@ def order_of(leg: Path | str, **values: Any) -> WorkerOrder:
 def manifest_of(step: int, **values: Any) -> Manifest:
     """Of a checkpoint in the first epoch."""
     about = {"world_size": 2, "attempt": 1, "time_s": 0.0, "job_fingerprint": "job", "files": {}, "digests": {}}
-    about["position"] = Position(batches=step, step=step)
+    about["position"] = ManifestPosition(epoch=0, batches=step, step=step)
     return Manifest(step=step, **{**about, **values})
 
 

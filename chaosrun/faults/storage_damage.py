@@ -13,11 +13,10 @@ from pathlib import Path
 from chaosrun.faults.kind import Kind
 from chaosrun.faults.observed import Disproof, Observation
 from chaosrun.faults.strike import Strike
-from chaosrun.records.codec import Record, changed
+from chaosrun.records.codec import Record
 from chaosrun.records.events import AttemptStarting, FaultRequested, StagingCleared
 from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import Manifest
 from chaosrun.records.markers import Note
 
 TAIL_BYTES = 4096
@@ -138,13 +137,16 @@ def flip_bit(path: Path) -> None:
 
 def _replace_manifest(path: Path) -> None:
     """Replace it by the previous checkpoint's manifest; for the first checkpoint, by its own with the previous step."""
+    from chaosrun.records.manifest import Manifest
+
     older = [place for place in _checkpoints(path.parents[1]) if place < path.parent]
     if older:
         foreign = (older[-1] / MANIFEST_NAME).read_bytes()
     else:
         manifest = Manifest.from_bytes(path.read_bytes())
         step = manifest.step - 1
-        foreign = changed(manifest, step=step, position=changed(manifest.position, step=step)).to_bytes()
+        position = manifest.position.model_copy(update={"step": step})
+        foreign = manifest.model_copy(update={"step": step, "position": position}).to_bytes()
     path.write_bytes(foreign)
 
 

@@ -151,7 +151,7 @@ class Checkpointer:
 
     def position_of(self, name: str) -> Position:
         """The position at which a checkpoint was taken, from its manifest alone. Raises InvalidCheckpointError."""
-        return self._store.audit(name, hashed=()).position
+        return Position(**self._store.audit(name, hashed=()).position.model_dump())
 
     def restore(self, name: str, job: dict[str, object]) -> Position:
         """Load a checkpoint into the prepared objects and prove that they hold the saved state.
@@ -181,7 +181,7 @@ class Checkpointer:
             own = self._state.own_loading() if component == "optimizer" else {}
             _compare(component, values, live[component], name, rank, hooks, own)
         self.newest_step, self.digests = manifest.step, live
-        return manifest.position
+        return Position(**manifest.position.model_dump())
 
     def _refuse_cast(self, directory: Path, expected: dict[str, str], live: dict[str, str]) -> None:
         """Raise OptimizerCastError where torch's cast is the only difference."""

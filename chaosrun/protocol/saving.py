@@ -5,13 +5,14 @@ manifest; all ranks pass `precommit`; rank 0 renames. A rank that dies before th
 after it leaves a whole one. The store handles files, this module the ranks.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -22,11 +23,11 @@ from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.storage_errors import refusal, storage_errors
 from chaosrun.checkpoint.store import written_back
 from chaosrun.faults.points import DiskPoints, FaultPoints
-from chaosrun.records.codec import Record, decode, decoder_of, encode
+from chaosrun.records.codec import to_plain
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import FileEntry, Manifest
+from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
 
@@ -67,7 +68,7 @@ class Content(Protocol):
         ...
 
 
-class RankFiles(Record, frozen=True, kw_only=True, omit_defaults=False):
+class RankFiles(NamedTuple):
     """The files that one rank has saved of a checkpoint, and the digests of the state that only it has."""
 
     files: Mapping[str, FileEntry]
@@ -108,7 +109,7 @@ class Saver:
         sealed = self.store.seal(staging, [rank_file(rank), *own])
         digests, names = content.seen()
         self._heart.beat("checkpoint.gather", step)
-        everybody = peers.gather(RankFiles(files=sealed, digests={key: digests[key] for key in content.own_components}))
+        everybody = peers.gather(RankFiles(sealed, {key: digests[key] for key in content.own_components}))
         self._heart.beat("checkpoint.manifest", step)
         if rank == 0:
             self.store.write_manifest(staging, self._manifest(staging, content, digests, names, everybody))
@@ -135,7 +136,7 @@ class Saver:
         rest = sorted(name for name in list_members(staging) if name not in files)
         return Manifest(
             step=content.position.step,
-            position=content.position,
+            position=ManifestPosition(**to_plain(content.position)),
             world_size=self._order.world_size,
             attempt=self._order.attempt,
             time_s=time.time(),
@@ -194,10 +195,10 @@ class StorePeers:
         if self._store is None:
             return [value]
         if self._rank:
-            self._store.set(f"{self._number}/{self._rank}", encode(value).decode())
+            self._store.set(f"{self._number}/{self._rank}", _packed(value))
             return [value]
         keys = [f"{self._number}/{rank}" for rank in range(1, self._size)]
-        others = [decode(self._store.get(key), decoder_of(RankFiles)) for key in keys]
+        others = [_unpacked(self._store.get(key)) for key in keys]
         for key in keys:
             self._store.delete_key(key)
         return [value, *others]
@@ -211,6 +212,15 @@ class StorePeers:
 
 
 Peers = GroupPeers | StorePeers
+
+
+def _packed(sealed: RankFiles) -> str:
+    return json.dumps([{name: entry.model_dump() for name, entry in sealed.files.items()}, sealed.digests])
+
+
+def _unpacked(packed: bytes) -> RankFiles:
+    files, own = json.loads(packed)
+    return RankFiles({name: FileEntry(**entry) for name, entry in files.items()}, own)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import xxhash
 
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.codec import to_plain
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
@@ -171,7 +172,7 @@ def _write_leg(leg: LegLayout, ranks: int, steps: int, fault: Fault | None, tens
     (staging / "rng.bin").write_bytes(b"streams")
     manifest = Manifest(
         step=steps,
-        position=_position(steps),
+        position=to_plain(_position(steps)),  # type: ignore[arg-type]
         world_size=ranks,
         attempt=len(attempts),
         time_s=1000.0,

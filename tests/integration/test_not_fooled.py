@@ -17,7 +17,6 @@ import xxhash
 
 from chaosrun import api
 from chaosrun.errors import UsageError
-from chaosrun.records.codec import changed
 from chaosrun.records.layout import MANIFEST_NAME, RunLayout
 from chaosrun.records.manifest import FileEntry, Manifest
 from chaosrun.verify.code_checks import UNREPEATABLE_HINT, WANDERS, irreproducible
@@ -124,7 +123,7 @@ def reseal(checkpoint: Path) -> None:
     manifest = Manifest.from_bytes(path.read_bytes())
     content = (checkpoint / "model.safetensors").read_bytes()
     forged = FileEntry(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
-    path.write_bytes(changed(manifest, files={**manifest.files, "model.safetensors": forged}).to_bytes())
+    path.write_bytes(manifest.model_copy(update={"files": {**manifest.files, "model.safetensors": forged}}).to_bytes())
 
 
 def leave(checkpoint: Path) -> None:

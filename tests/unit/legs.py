@@ -26,8 +26,7 @@ from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
-from chaosrun.records.manifest import Manifest
-from chaosrun.records.position import Position
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from tests.records import PlainTraceWriter, read_lines, write_lines
 from tests.unit.events import event
 
@@ -342,7 +341,7 @@ class LegWriter:
         (staging / "rng.bin").write_bytes(repr(state.rng).encode())
         manifest = Manifest(
             step=state.step,
-            position=Position(epoch=state.epoch, batches=state.batches, step=state.step),
+            position=ManifestPosition(epoch=state.epoch, batches=state.batches, step=state.step),
             world_size=self.workers,
             attempt=number,
             time_s=self.clock(),

@@ -1,11 +1,10 @@
-import hashlib
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from chaosrun.errors import UsageError
-from chaosrun.records.manifest import FileEntry, Manifest
-from chaosrun.records.position import Position
+from chaosrun.records.manifest import FileEntry, Manifest, ManifestPosition
 
 ENTRY = FileEntry(size=3, xxh3="ab" * 16)
 
@@ -13,7 +12,7 @@ ENTRY = FileEntry(size=3, xxh3="ab" * 16)
 def manifest(**changes):
     fields = {
         "step": 50,
-        "position": Position(epoch=1, batches=7, step=50),
+        "position": ManifestPosition(epoch=1, batches=7, step=50),
         "world_size": 3,
         "attempt": 2,
         "time_s": 1.5,
@@ -22,14 +21,6 @@ def manifest(**changes):
         "digests": {"model": {"weight": "00ff"}, "lr": 0.1, "none": None},
     }
     return Manifest(**{**fields, **changes})
-
-
-def sealed(**changes):
-    """Bytes of a manifest whose fields somebody has changed, with a checksum that fits."""
-    fields = json.loads(manifest().to_bytes()) | changes
-    del fields["sha256"]
-    checksum = hashlib.sha256(json.dumps(fields, sort_keys=True, indent=1).encode()).hexdigest()
-    return json.dumps({**fields, "sha256": checksum}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def test_bytes_come_back_as_the_same_value():
@@ -58,10 +49,8 @@ def test_every_truncation_is_found():
     "name", ["/etc/passwd", "../other", "a/../b", "a//b", "./a", "", ".", "a/", "a\\b", "a\0b", "MANIFEST.json"]
 )
 def test_only_plain_relative_paths_are_members(name):
-    with pytest.raises(ValueError, match=r"is not a plain relative path|does not list itself"):
+    with pytest.raises(ValidationError):
         manifest(files={name: ENTRY})
-    with pytest.raises(ValueError, match=r"is not a plain relative path|does not list itself"):
-        Manifest.from_bytes(sealed(files={name: {"size": 3, "xxh3": ENTRY.xxh3}}))
 
 
 @pytest.mark.parametrize(
@@ -79,17 +68,8 @@ def test_only_plain_relative_paths_are_members(name):
     ],
 )
 def test_wrong_fields_are_refused(changes):
-    with pytest.raises(ValueError):
-        Manifest.from_bytes(sealed(**changes))
-
-
-def test_what_is_sealed_by_hand_is_read():
-    assert Manifest.from_bytes(sealed()) == manifest()
-
-
-def test_a_manifest_of_two_steps_is_not_made():
-    with pytest.raises(ValueError, match="position is at step 50, the manifest at step 49"):
-        manifest(step=49)
+    with pytest.raises(ValidationError):
+        manifest(**changes)
 
 
 def test_an_edited_manifest_is_refused_even_when_it_is_well_formed():
@@ -100,7 +80,7 @@ def test_an_edited_manifest_is_refused_even_when_it_is_well_formed():
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"", "not JSON"), (b"[]", "got `array`"), (b"{}", "missing required field"), (b"\xff", "not JSON")]
+    ("data", "why"), [(b"", "not JSON"), (b"[]", "not a JSON object"), (b"{}", "Field required"), (b"\xff", "not JSON")]
 )
 def test_the_reason_is_one_line(data, why):
     with pytest.raises(ValueError, match=why) as caught:

@@ -29,9 +29,8 @@ from chaosrun.preflight.probes.storage_place import Mount, StorageFailure, mount
 from chaosrun.records.codec import convert
 from chaosrun.records.filesystem import Filesystem, write_all
 from chaosrun.records.layout import LegLayout, checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import Manifest
+from chaosrun.records.manifest import Manifest, ManifestPosition
 from chaosrun.records.object_urls import ObjectPlace
-from chaosrun.records.position import Position
 
 BLOCK = 1 << 20
 GROWTH = 4
@@ -322,7 +321,7 @@ def _save(store: CheckpointStore, disk: Filesystem, number: int) -> None:
         os.close(descriptor)
     whole = Manifest(
         step=number,
-        position=Position(step=number),
+        position=ManifestPosition(epoch=0, batches=0, step=number),
         world_size=1,
         attempt=1,
         time_s=0.0,
