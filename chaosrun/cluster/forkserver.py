@@ -331,7 +331,7 @@ def main(arguments: list[str]) -> int:
         if target is None:
             return 1
         server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
-        server.send(Ready(left_out=configure.left_out))
+        server.send(Ready(pid=os.getpid(), left_out=configure.left_out))
         server.serve()
     except BrokenPipeError:
         pass  # the agent died meanwhile

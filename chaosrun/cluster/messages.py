@@ -39,6 +39,7 @@ class StopRanks(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", 
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ready"):
+    pid: int
     left_out: tuple[NotPreloaded, ...] = ()
 
 

@@ -379,6 +379,7 @@ def test_a_module_that_starts_a_thread_is_left_to_the_ranks(tmp_path: Path, modu
     path = os.pathsep.join([os.getcwd(), str(tmp_path)])
     with ready(Server(preload, "target:main" if of_target else TARGET, PYTHONPATH=path)) as server:
         (told,) = server.seen
+        assert told["pid"] == server.process.pid
         left_out = {each["module"]: each["threads"] for each in told["left_out"]}
         assert list(left_out) == (["target"] if of_target else ["threaded", "below"])
         assert set(map(tuple, left_out.values())) == {("beats",) if module is A_THREAD else ("python",)}

@@ -167,7 +167,7 @@ class SimulatedForkServer:
         while received := await reader.readline():
             match decode_command(received):
                 case Configure():
-                    self._send(Ready())
+                    self._send(Ready(pid=self.pid))
                 case StartRanks() as start:
                     await self._start(start)
                 case StopRanks() as stop:

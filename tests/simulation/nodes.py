@@ -114,7 +114,7 @@ class SimulatedForkServer:
     def _obey(self, command: ServerCommand) -> None:
         match command:
             case Configure():
-                self.world.after(0.05, lambda: self.send(Ready()) if self.is_alive else None)
+                self.world.after(0.05, lambda: self.send(Ready(pid=self.pid)) if self.is_alive else None)
             case StartRanks():
                 self._start(command)
             case StopRanks():
