@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -291,16 +292,17 @@ def wait(
 ) -> int:
     """Wait until a run has ended; print its verdict and exit as `submit` would."""
     layout, timeout_s = api.find_run(run, root), None if timeout is None else duration_s("--timeout", timeout)
-    if until is not None:
-        api.wait_until(layout, **moment("--until", until), timeout_s=timeout_s)
-        if out.is_json:
-            write_json(about(layout, reached=until))
-        return 0
+    waiting = partial(api.wait, layout) if until is None else partial(api.wait_until, layout, **moment("--until", until))
     try:
-        return _shown(api.wait(layout, timeout_s=timeout_s), out, verbose=verbose)
+        result = waiting(timeout_s=timeout_s)
     except KeyboardInterrupt:
         hint = f"run {layout.run_id} continues; `chaosrun cancel {run_argument(layout)}` ends it"
         raise InterruptedRunError("the waiting was interrupted", hint=hint) from None
+    if result is not None:
+        return _shown(result, out, verbose=verbose)
+    if out.is_json:
+        write_json(about(layout, reached=until))
+    return 0
 
 
 def inject(

@@ -325,12 +325,13 @@ class TestControl:
         assert [call[1]["timeout_s"] for call in api.made if call[0] == "wait"] == [None, 600.0]
 
     def test_ctrl_c_ends_the_waiting_alone(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
-        def interrupted(run: RunLayout, timeout_s: float | None) -> RunResult:
+        def interrupted(run: RunLayout, **about: Any) -> RunResult:
             raise KeyboardInterrupt
 
-        api.answers["wait"] = interrupted
-        assert cli.main(["wait", "latest"]) == 130
-        assert f"hint: run {RUN_ID} continues; `chaosrun cancel {RUN_ID} --root " in capsys.readouterr().err
+        api.answers |= {"wait": interrupted, "wait_until": interrupted}
+        for more in ([], ["--until", "step=4"]):
+            assert cli.main(["wait", "latest", *more]) == 130
+            assert f"hint: run {RUN_ID} continues; `chaosrun cancel {RUN_ID} --root " in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("text", "asked"), [("chaos", {"attempt": 1}), ("attempt=2", {"attempt": 2}), ("step=40", {"step": 40})]
