@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from chaosrun.errors import DISK_FULL, UsageError
+from chaosrun.errors import UsageError, of_the_machine
 from chaosrun.wording import listed
 
 MOST_AT_ONCE = 100
@@ -12,8 +12,8 @@ MOST_AT_ONCE = 100
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Make a new folder in `parent`, whose name is the plural of its content. Raises UsageError if that fails, OSError if
-    the disk is full."""
+    """Make a new folder in `parent`, whose name is the plural of its content. Raises UsageError if that fails, ResourcesError
+    if the disk is full."""
     for number in range(1, MOST_AT_ONCE + 1):
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime())
         path = parent / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
@@ -22,9 +22,7 @@ def new_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            if error.errno in DISK_FULL:
-                raise
-            raise UsageError(
+            raise of_the_machine(error) or UsageError(
                 f"cannot write {parent.name} to {parent}: {error.strerror}", hint="name a writable directory with --root"
             ) from error
         return path

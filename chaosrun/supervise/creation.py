@@ -8,7 +8,7 @@ from pathlib import Path
 
 import chaosrun
 from chaosrun.checkpoint.object_storage import ObjectStorage
-from chaosrun.errors import DISK_FULL, UsageError
+from chaosrun.errors import UsageError, of_the_machine
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
@@ -33,7 +33,7 @@ def create_run(
     address: str | None = None,
 ) -> RunLayout:
     """Make a new run directory below `root`. Raises UsageError and ResourcesError for a place that cannot be recorded or a
-    `checkpoint.storage` that cannot be written, OSError for the directory itself."""
+    directory that cannot be made there, OSError for a file in it that cannot be written."""
     spec = job.spec
     for what, place in (("root", root.absolute()), ("job's directory", job.directory)):
         name = str(place)
@@ -86,7 +86,7 @@ def try_storage(spec: JobSpec) -> None:
 
 def _storage(spec: JobSpec, directory: Path, run: RunLayout, undo: ExitStack) -> tuple[str | None, str | None]:
     """Where this run's checkpoints go, and the nonce that marks it; None for the run directory. Raises UsageError and
-    ResourcesError when it cannot be written, OSError when the disk is full. `undo`: takes the removal of a directory made."""
+    ResourcesError when it cannot be written. `undo`: takes the removal of a directory made."""
     if spec.checkpoint.storage is None:
         return None, None
     if is_url(spec.checkpoint.storage):
@@ -99,9 +99,7 @@ def _storage(spec: JobSpec, directory: Path, run: RunLayout, undo: ExitStack) ->
         undo.callback(shutil.rmtree, storage, ignore_errors=True)
         nonce = claim(storage, run)
     except OSError as error:
-        if error.errno in DISK_FULL:
-            raise
-        raise UsageError(
+        raise of_the_machine(error) or UsageError(
             f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
             hint="name a directory that exists or can be made, on storage that all nodes share",
         ) from error

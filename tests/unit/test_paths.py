@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chaosrun import api
-from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError, of_the_machine
+from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, own_leg, read_run
@@ -128,10 +128,9 @@ def test_a_full_disk_is_no_wrong_usage(tmp_path: Path, monkeypatch: pytest.Monke
         making(path, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", make)
-    with pytest.raises(OSError, match="No space left") as raised:
+    with pytest.raises(ResourcesError, match="No space left") as raised:
         create(job(tmp_path / "job", checkpoint={"storage": "../store"}), tmp_path / "root")
-    error = of_the_machine(raised.value)
-    assert error is not None and error.exit_code == 7
+    assert raised.value.exit_code == 7
 
 
 def test_a_run_that_cannot_be_recorded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
