@@ -18,6 +18,8 @@ def check_member_name(name: str) -> str:
     """Return `name` if it is a plain relative path (a/b.bin) inside a checkpoint, raise ValueError if not."""
     if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name or "\\" in name:
         raise ValueError(f"{name!r} is not a plain relative path")
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"{name!r} is not UTF-8")
     if name == MANIFEST_NAME:
         raise ValueError("a manifest does not list itself")
     return name

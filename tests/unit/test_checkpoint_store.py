@@ -198,6 +198,8 @@ def test_sealing_a_missing_file_a_link_or_an_outside_path(store, tmp_path):
         store.seal(staging, ["model.bin"])
     with pytest.raises(ValueError, match="not a plain relative path"):
         store.seal(staging, ["../../outside"])
+    with pytest.raises(ValueError, match=r"'\\udcff\.bin' is not UTF-8"):
+        store.seal(staging, [os.fsdecode(b"\xff.bin")])
 
 
 def test_a_manifest_that_does_not_match_the_files_is_not_written(store):
