@@ -21,8 +21,8 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.report.view import RunView
 
 if TYPE_CHECKING:
-    from chaosrun.verify.account import FaultOutcome
     from chaosrun.verify.check import CheckResult
+    from chaosrun.verify.summaries import FaultOutcome
 
 LONGEST_EVIDENCE = 4000
 """Characters of a check's evidence; verdict.json holds the whole."""

@@ -23,9 +23,9 @@ from chaosrun.wording import count, span
 if TYPE_CHECKING:
     from chaosrun.records.events import Outcome
     from chaosrun.spec.model import JobSpec
-    from chaosrun.verify.account import AttemptSummary, FaultOutcome
     from chaosrun.verify.check import CheckResult, Divergence
     from chaosrun.verify.ruling import VerdictStatus
+    from chaosrun.verify.summaries import AttemptSummary, FaultOutcome
     from chaosrun.verify.verdict import Verdict
 
 OUTCOME_WORDS: "dict[Outcome, str]" = {

@@ -12,7 +12,6 @@ from chaosrun.records.events import TRAINED, FaultObserved, LegFinished
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
-from chaosrun.verify.account import fault_outcomes
 from chaosrun.verify.alignment import never_saves
 from chaosrun.verify.check import CheckResult, Divergence, Drill, Status
 from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
@@ -27,6 +26,7 @@ from chaosrun.verify.plain_values import with_values, with_values_at_end
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore, refused_by_load
 from chaosrun.verify.replicas import Replicas
+from chaosrun.verify.summaries import fault_outcomes
 from chaosrun.verify.suspects import with_later_files, with_module_settings, with_outside_state
 from chaosrun.wording import count
 

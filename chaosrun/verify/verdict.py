@@ -14,7 +14,6 @@ from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.run_file import RunInfo, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.check import CheckResult, Divergence, Drill
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import irreproducible
@@ -25,6 +24,7 @@ from chaosrun.verify.premises import edited_sources
 from chaosrun.verify.production import judge_run
 from chaosrun.verify.row import Blame
 from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
+from chaosrun.verify.summaries import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.warnings import masked_loads, warnings
 from chaosrun.wording import listed
 

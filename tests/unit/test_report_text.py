@@ -19,9 +19,9 @@ from chaosrun.report.output import has_colour, rendered
 from chaosrun.report.text import job_sentence, render_line, render_plan, render_runs, render_text
 from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.account import AttemptSummary, FaultOutcome
 from chaosrun.verify.check import CheckResult, Divergence
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.summaries import AttemptSummary, FaultOutcome
 from chaosrun.verify.verdict import Verdict
 from tests.unit.run_files import tell, write_info
 

@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
 
-from chaosrun.verify.account import AttemptSummary, FaultOutcome
 from chaosrun.verify.check import CheckResult, Divergence
 from chaosrun.verify.row import Blame
 from chaosrun.verify.schema import verdict_schema
+from chaosrun.verify.summaries import AttemptSummary, FaultOutcome
 from chaosrun.verify.verdict import Verdict, judge
 
 SCHEMA = verdict_schema()

@@ -38,7 +38,7 @@ def test_exact_run_passes(run: RunLayout) -> None:
     assert (verdict.steps, verdict.lost_steps, verdict.divergence) == (12, 7, None)
 
 
-def test_account_of_faults_and_attempts(run: RunLayout) -> None:
+def test_summaries_of_faults_and_attempts(run: RunLayout) -> None:
     verdict = judge(run)
     assert [(fault.id, fault.attempt, fault.step, fault.landed) for fault in verdict.faults] == [
         ("F1", 1, 6, True),

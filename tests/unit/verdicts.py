@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import CheckResult, Status
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.summaries import AttemptSummary
 from chaosrun.verify.verdict import Verdict
 
 PASSED = Verdict(
