@@ -76,6 +76,13 @@ def agent_of(node: Any) -> int:
     return pid
 
 
+def kill_raylet(node: Any) -> None:
+    """Its agent leaves with it, which takes a moment, in which the agent could still answer."""
+    agent = identify(agent_of(node))
+    os.kill(raylet_pid(node), signal.SIGKILL)
+    assert agent is not None and not wait_gone([agent], timeout_s=PATIENT_S)
+
+
 def told(result: Result, root: Path, order: Sequence[str]) -> dict[str, Any]:
     names = {node.node_id: node.name for node in result.nodes}
     lines = [f"{finding.check}: {finding.status} {finding.name} {finding.node} {finding.reason}" for finding in result.findings]
@@ -119,7 +126,7 @@ def silent_nodes(root: Path, cluster: Cluster, hanging: Any, dying: Any, late: A
         while not all((root / node.node_id).exists() and (root / node.node_id).read_text() for node in (hanging, dying)):
             time.sleep(0.01)
         os.kill(agent_of(hanging), signal.SIGSTOP)
-        os.kill(raylet_pid(dying), signal.SIGKILL)
+        kill_raylet(dying)
         (root / STRUCK).touch()
 
     striking = threading.Thread(target=strike, daemon=True)
@@ -128,13 +135,7 @@ def silent_nodes(root: Path, cluster: Cluster, hanging: Any, dying: Any, late: A
         if event["event"] == "check.began" and event["check"] == "waiting":
             striking.start()
 
-    def kill_late() -> None:
-        """Its agent leaves with the raylet, which takes a moment."""
-        agent = identify(agent_of(late))
-        os.kill(raylet_pid(late), signal.SIGKILL)
-        assert agent is not None and not wait_gone([agent], timeout_s=PATIENT_S)
-
-    several = all_together("together", kill_late)
+    several = all_together("together", lambda: kill_raylet(late))
     conduct.CHECKS, pool.ANSWER_S = (waiting(root, LIMIT_S), several, all_together("last")), ANSWER_S
     result = api.preflight(conduct.Request(good_nodes=root / "good"), root=root, address=cluster.address, on_event=on_event)
     assert not ray.is_initialized()
