@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,24 @@ LENGTH = 8192
 """Elements of the canary's longest sum: long enough for every kernel to split it."""
 
 
-def record_environment(path: Path) -> None:
-    facts = json.dumps(environment_facts(), indent=1).encode()
+def record_environment(path: Path) -> dict[str, object]:
+    """Write the facts to this file, and return them."""
+    facts = environment_facts()
+    _write(path, facts)
+    return facts
+
+
+def record_changes(path: Path, facts: Mapping[str, object]) -> None:
+    """Write which settings are no longer as in `facts`, what `record_environment` returned: the script has changed them."""
+    if changed := [name for name, value in settings().items() if value != facts.get(name, value)]:
+        _write(path, {**facts, "changed": changed})
+
+
+def _write(path: Path, facts: Mapping[str, object]) -> None:
+    written = json.dumps(facts, indent=1).encode()
     # Mostly unchanged since an earlier attempt: then the recovery does not wait for the disk.
-    if not path.exists() or path.read_bytes() != facts:
-        write_durably(path, facts)
+    if not path.exists() or path.read_bytes() != written:
+        write_durably(path, written)
 
 
 def environment_facts() -> dict[str, object]:
@@ -49,6 +63,17 @@ def environment_facts() -> dict[str, object]:
         "accelerate": version("accelerate"),
         "numpy": numpy.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **settings(),
+        "libraries": libraries(),
+    }
+    if torch.cuda.is_available():
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return facts
+
+
+def settings() -> dict[str, object]:
+    """What a script can change while it trains."""
+    return {
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
         "deterministic": ("off", "warn", "strict")[torch.get_deterministic_debug_mode()],
@@ -58,11 +83,7 @@ def environment_facts() -> dict[str, object]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         **_float32_precision(),
-        "libraries": libraries(),
     }
-    if torch.cuda.is_available():
-        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    return facts
 
 
 def _float32_precision() -> dict[str, str]:

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from chaosrun.observe.contents import input_digest
-from chaosrun.observe.environment import canary, record_environment
+from chaosrun.observe.environment import canary, record_changes, record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, combined, fingerprint, part_of, tensor_digests
 from chaosrun.observe.found_state import names_of_optimizers, rates_of
 from chaosrun.observe.module_settings import ModuleSettings
@@ -67,6 +67,8 @@ class Observer:
             from chaosrun.observe.inspection import Inspector
 
             self._inspector = Inspector(state, order, leg, device)
+        self._facts: Mapping[str, object] = {}
+        """What rank 0 recorded of its environment."""
         self._outside: Outside | None = None
         self._modules: ModuleSettings | None = None
         itself = weakref.ref(self)  # where an attempt begins again, its models and optimizers are freed at once
@@ -103,7 +105,7 @@ class Observer:
             self._trace.empty()
         if self._order.rank == 0:
             # Here, as the script has chosen its device: reading the GPU's name earlier would initialise CUDA.
-            record_environment(self._leg.environment)
+            self._facts = record_environment(self._leg.environment)
         self._modules = ModuleSettings(self._state.modules())
         fault_free = self._order.leg != "chaos" and self._order.attempt == 1
         if fault_free and self._order.rank == 0 and self._order.by == "chaosrun":
@@ -285,6 +287,8 @@ class Observer:
         """Write digests of everything, as the training is complete."""
         if self._inspector:
             self._inspector.end()
+        if self._order.rank == 0:
+            record_changes(self._leg.environment, self._facts)
         # Read exactly once, as on every other rank.
         components = self._state.components()
         self._trace.write(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from chaosrun.errors import RecoveryError
 from chaosrun.records import events as recorded
@@ -143,6 +143,12 @@ class LegHistory:
 
     def trace(self, attempt: int, rank: int) -> RankTrace | None:
         return next((entry.traces.get(rank) for entry in self.attempts if entry.number == attempt), None)
+
+
+def changed_settings(environment: Mapping[str, object] | None) -> Sequence[str]:
+    """The settings of a leg's environment that its script has changed while it trained: a restart begins with others, or with
+    those of another step."""
+    return cast("Sequence[str]", (environment or {}).get("changed", ()))
 
 
 def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:

@@ -286,7 +286,7 @@ _STEPS: Mapping[str, Row] = {
         "ahead of the checkpoint (keep them in the checkpoint, or cut them back to the checkpoint's step)"
     ),
     "modules.set": detail(
-        hint="the model's modules are not set as in the reference run at this step: {set:6}; no state dict holds that: set it "
+        hint="settings are not as in the reference run at this step: {set:6}; no state dict holds that: set it "
         "at each start, from the step or the epoch (not only in the step that changes it), or save it with the checkpoint, "
         "and restore it",
         hazard="O8",

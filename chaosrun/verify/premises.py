@@ -8,7 +8,7 @@ from itertools import permutations
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import TRAINED, FaultObserved, FaultRequested
-from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.history import Attempt, LegHistory, changed_settings
 from chaosrun.records.inputs import read_inputs, was_edited
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
@@ -137,7 +137,7 @@ def environment(drill: Drill) -> CheckResult:
         differences = {key: {"reference": expected.get(key), "chaos": seen.get(key)} for key in keys}
         first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
         return inconclusive("environment_differs", first=first, differences=differences)
-    heard = list(canaries(drill.reference, drill.chaos))
+    heard = list(canaries(drill.reference, drill.chaos, restarts=not changed_settings(drill.reference.environment)))
     if differ := bits_differ(heard):
         return differ
     summary = f"{len(expected)} facts equal in both legs"
@@ -148,16 +148,21 @@ def environment(drill: Drill) -> CheckResult:
 
 def _comparable(environment: Mapping[str, object] | None, drill: Drill) -> Mapping[str, object] | None:
     """The environment without facts that may differ between legs: the libraries that the script uses (known only as far as it
-    had imported them), and settings that a restart changes."""
-    left_out = {"libraries", "python_hash_seed", "hash_order"} if drill.by_script else {"libraries"}
+    had imported them), settings that a restart changes, and those that the script itself changes while it trains."""
+    left_out = {
+        "libraries",
+        "changed",
+        *changed_settings(drill.reference.environment),
+        *(("python_hash_seed", "hash_order") if drill.by_script else ()),
+    }
     return environment and {key: value for key, value in environment.items() if key not in left_out}
 
 
-def canaries(*legs: LegHistory) -> Iterator[tuple[str, str]]:
-    """For each process, its name and the digest of its results from the same numbers."""
+def canaries(*legs: LegHistory, restarts: bool = True) -> Iterator[tuple[str, str]]:
+    """For each process, its name and the digest of its results from the same numbers. `restarts`: of restarted ones, too."""
     for leg in legs:
         for trace in leg.traces:
-            if trace.start and trace.start.canary is not None:
+            if trace.start and trace.start.canary is not None and (restarts or trace.attempt == 1):
                 yield f"rank {trace.rank} of {leg.name} attempt {trace.attempt}", trace.start.canary
 
 

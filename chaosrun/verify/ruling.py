@@ -27,7 +27,7 @@ from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.recovery import died_in_restore, refused_by_load
 from chaosrun.verify.replicas import Replicas
 from chaosrun.verify.summaries import fault_outcomes
-from chaosrun.verify.suspects import with_later_files, with_module_settings, with_outside_state
+from chaosrun.verify.suspects import with_later_files, with_outside_state, with_settings
 from chaosrun.wording import count
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -85,7 +85,7 @@ def rule(drill: Drill, checks: Sequence[CheckResult], irreproducible: Cause | No
     if divergence and not blameless:
         divergence = with_later_files(drill, with_values(drill, divergence))
     if divergence:
-        divergence = with_module_settings(drill, divergence)
+        divergence = with_settings(drill, divergence)
         divergence = libraries.with_library_bug(divergence, drill) if drill.by_script else with_outside_state(drill, divergence)
     if divergence and not blameless and (resumed := _went_on_wrong(checks, divergence)):
         divergence = replace(divergence, reason=libraries.for_own_resume(_cause_of(resumed)))

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import PurePath
 
-from chaosrun.records.history import Attempt
+from chaosrun.records.history import Attempt, changed_settings
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.traces import ALIVE, CHANGES_OFTEN, RankTrace, SaveRecord
 from chaosrun.verify.check import Divergence, Drill
@@ -68,29 +68,40 @@ def with_outside_state(drill: Drill, found: Divergence) -> Divergence:
     return replace(found, reason=reason.explained(reason.because, outside=drill.outside))
 
 
-def with_module_settings(drill: Drill, found: Divergence) -> Divergence:
-    """Add the settings of the script's modules that differ from the reference run's, if the script restored all else, or all
-    but random streams, which nothing may draw from."""
+def with_settings(drill: Drill, found: Divergence) -> Divergence:
+    """Add the settings, of the script's modules and of torch, that differ from the reference run's, if the script restored all
+    else, or all but random streams, which nothing may draw from."""
     generic = found.reason.code in QUANTITIES and found.reason.because in (*_RIGHT, "drew_before", None)
     if not (generic or found.reason.code in _OF_STREAMS) or found.attempt < 2:
         return found
+    what = [*_of_modules(drill, found), *_of_torch(drill, found)]
+    return replace(found, reason=found.reason.explained(found.reason.because, set=what)) if what else found
+
+
+def _of_modules(drill: Drill, found: Divergence) -> list[str]:
     reference = next((trace for trace in drill.reference.traces if trace.rank == found.rank and trace.holdings), None)
     trace = drill.chaos.attempt(found.attempt).traces.get(found.rank)
     if reference is None or trace is None or not trace.holdings:
-        return found
+        return []
     expected, seen, after = (
         _modules_at(each, step) for each, step in ((reference, found.step), (trace, found.step), (trace, found.step + 1))
     )
     apart = {name: (expected.get(name), seen.get(name)) for name in sorted({*expected, *seen})}
-    what = [
+    return [
         f"{name} is {_setting(name, there)} (reference: {_setting(name, was)})"
         for name, (was, there) in apart.items()
         # Settings made by an attempt's first pass did not exist before it.
         if was != there and CHANGES_OFTEN not in (was, there) and not (there is None and after.get(name) == was)
     ]
-    if not what:
-        return found
-    return replace(found, reason=found.reason.explained(found.reason.because, set=what))
+
+
+def _of_torch(drill: Drill, found: Divergence) -> list[str]:
+    """Settings of torch that the reference run changed, and the last attempt left as the reference run had begun."""
+    before, seen = drill.reference.environment or {}, drill.chaos.environment or {}
+    if found.attempt != drill.chaos.attempts[-1].number:
+        return []
+    left = [name for name in changed_settings(before) if seen.get(name) == before[name] and name not in changed_settings(seen)]
+    return [f"torch's {name} is {seen[name]} (the reference run changed it)" for name in left]
 
 
 def with_later_files(drill: Drill, found: Divergence) -> Divergence:

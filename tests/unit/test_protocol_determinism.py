@@ -2,12 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from chaosrun.observe.environment import record_changes, record_environment
 from chaosrun.protocol.determinism import Determinism, refused_operation
 from tests.unit.forked import printed
 
@@ -74,6 +76,19 @@ def test_off_leaves_algorithms_as_they_are_but_not_threads(pinned: Any) -> None:
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has one way to set TF32")
 def test_a_script_that_sets_tf32_in_torchs_newer_way_is_recorded_and_breaks_nothing(pinned: Any) -> None:
     assert pinned["tf32"][0]["fp32_cuda_matmul"] == "tf32"
+
+
+def test_what_the_script_changes_afterwards_is_recorded_as_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "environment.json"
+    facts, threads = record_environment(path), torch.get_num_threads()
+    record_changes(path, facts)
+    assert json.loads(path.read_bytes()) == facts
+    try:
+        torch.set_num_threads(threads + 1)
+        record_changes(path, facts)
+    finally:
+        torch.set_num_threads(threads)
+    assert json.loads(path.read_bytes()) == {**facts, "changed": ["threads"]}
 
 
 class Refused(Dataset[torch.Tensor]):

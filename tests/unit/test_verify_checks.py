@@ -345,6 +345,16 @@ def test_check_sees_it_broken(run: RunLayout, name: str, broken: Break, status: 
     assert (check.status, words in check.summary) == (status, True), check.summary
 
 
+def test_settings_that_the_script_changes_while_it_trains_are_not_of_the_environment(run: RunLayout) -> None:
+    environment('{"torch": "2.13.0", "threads": 2}')(run)
+    put_start("chaos", 2, canary="0" * 16)(run)
+    assert checks_of(run)["environment"].status == "inconclusive"
+    run.leg("reference").environment.write_text('{"torch": "2.13.0", "threads": 1, "changed": ["threads"]}')
+    assert checks_of(run)["environment"].status == "pass"
+    put_start("chaos", 1, canary="0" * 16)(run)
+    assert checks_of(run)["environment"].code == "bits_differ"
+
+
 def test_every_check_has_a_negative_control() -> None:
     assert {function.__name__ for function in CHECKS} == {name for name, _, _, _ in NEGATIVE}
 
