@@ -13,7 +13,7 @@ from chaosrun import api
 from chaosrun.cli.options import OUT, Out, Root, Run, show
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.records.layout import LEGS, RunLayout
-from chaosrun.records.naming import run_argument
+from chaosrun.records.naming import default_root, run_argument
 from chaosrun.report.escapes import harmless
 from chaosrun.report.output import write_json, write_out, write_product
 
@@ -32,7 +32,7 @@ def list_(*, root: Root = None, out: Out = OUT) -> int:
     fields = [
         {"run": run.run_id, **{name: getattr(run, name) for name in same}, "path": str(run.path.absolute())} for run in runs
     ]
-    show(out, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, now_s=time.time()))
+    show(out, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, root=root or default_root(), now_s=time.time()))
     return 0
 
 

@@ -1,6 +1,7 @@
 """A run on a terminal: tables first, as the end is what stays visible. Also plans, runs, and losses of several runs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -128,9 +129,9 @@ def job_sentence(spec: "JobSpec", plan: "FaultPlan") -> str:
     return f"{spec.name}: {count(spec.workers, 'worker')}{steps}, {saves}, {faults}"
 
 
-def render_runs(runs: "Sequence[RunSummary]", *, now_s: float) -> RenderableType:
+def render_runs(runs: "Sequence[RunSummary]", *, root: Path, now_s: float) -> RenderableType:
     if not runs:
-        return Text("no runs yet")
+        return Text(f"no runs under {root}")
     table = columns("run", "job", "status", "age")
     for run in runs:
         age = span(max(0.0, now_s - run.created_s))

@@ -410,7 +410,7 @@ def test_runs() -> None:
         RunSummary(run_id="bytelm-2", name="bytelm", status="running", created_s=940.0, path=Path("b")),
         RunSummary(run_id="bytelm-1", name="bytelm", status="FAIL", created_s=0.0, path=Path("a")),
     ]
-    assert rendered(render_runs(runs, now_s=1000.0), width=80, colour=False) == (
+    assert rendered(render_runs(runs, root=Path("r"), now_s=1000.0), width=80, colour=False) == (
         "run       job     status   age\nbytelm-2  bytelm  running  1m00s\nbytelm-1  bytelm  FAIL     16m40s\n"
     )
     told = {"run_id": "b-1", "name": "b", "created_s": 0.0, "path": Path("a")}
@@ -421,7 +421,7 @@ def test_runs() -> None:
         RunSummary(**told, status="interrupted", exit_code=130),
         RunSummary(**told, status="interrupted", exit_code=7),
     ]
-    shown = rendered(render_runs(runs, now_s=1.0), width=80, colour=False).splitlines()[1:]
+    shown = rendered(render_runs(runs, root=Path("r"), now_s=1.0), width=80, colour=False).splitlines()[1:]
     assert [line.removeprefix("b-1  b    ").removesuffix("1.0 s").rstrip() for line in shown] == [
         "INCONCLUSIVE: the script failed (exit 4)",
         "INCONCLUSIVE",
@@ -430,9 +430,9 @@ def test_runs() -> None:
         "interrupted: exit 7",
     ]
     whole = RunSummary(**{**told, "run_id": f"bytelm-{7:030}"}, status="INCONCLUSIVE", outcome="user_error", exit_code=4)
-    narrow = rendered(render_runs([whole], now_s=1.0), width=40, colour=False)
+    narrow = rendered(render_runs([whole], root=Path("r"), now_s=1.0), width=40, colour=False)
     assert whole.run_id in narrow and "INCONCLUSIVE" in narrow
-    assert rendered(render_runs([], now_s=0.0), width=80, colour=False) == "no runs yet\n"
+    assert rendered(render_runs([], root=Path("r"), now_s=0.0), width=80, colour=False) == "no runs under r\n"
 
 
 class _Terminal(io.StringIO):
