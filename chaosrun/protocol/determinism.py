@@ -8,7 +8,11 @@ import functools
 import os
 import random
 import re
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import numpy
@@ -102,6 +106,10 @@ class Seeds:
 
     def __init__(self) -> None:
         self.seeded = self._watched = self._begun = False
+        self._restored = False
+        self._again: list[tuple[str, int]] | None = []
+        """Where it has seeded torch after it restored torch's stream: files and lines, from the innermost call on. None from
+        its first step on."""
 
     def watch(self) -> None:
         """Watch from now on; earlier observations (a script that seeds before it joins its group) still count."""
@@ -114,16 +122,35 @@ class Seeds:
             @functools.wraps(inner)
             def seed(*args: Any, inner: Callable[..., Any] = inner, **kwargs: Any) -> Any:
                 self.seeded = True
+                if self._again is not None:
+                    self._note(inner.__name__, sys._getframe(1))
                 return inner(*args, **kwargs)
 
             setattr(torch, name, seed)
             setattr(torch.random, name, seed)
 
+    def _note(self, function: str, frame: FrameType) -> None:
+        if function == "manual_seed":
+            stack = [(each.f_code.co_filename, line) for each, line in traceback.walk_stack(frame)]
+            self._again = stack if self._restored else []
+        else:
+            self._again = []
+            self._restored |= frame.f_globals.get("__name__") != "torch.random"  # it ends fork_rng, too
+
     def begin(self) -> None:
         """Note that a training begins; all earlier observations count for it, unless this process already had a training."""
         self.watch()
-        self.seeded &= not self._begun
+        if self._begun:
+            self.seeded, self._restored, self._again = False, False, []
         self._begun = True
+
+    def seeded_again(self) -> str:
+        """The script's line that seeded torch after its stream was restored, "train.py:12", or ""; at the first step."""
+        from chaosrun.observe.held import is_of_the_job
+
+        stack, self._again = self._again, None
+        places = [(Path(file).name, line) for file, line in stack or () if is_of_the_job(file)]
+        return ":".join(map(str, places[0])) if places else ""
 
 
 seeds = Seeds()

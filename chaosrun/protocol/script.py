@@ -306,6 +306,7 @@ class ScriptTraining:
             in_part=state.in_part,
             again=self._steps is not None,
             seeded=seeds.seeded,
+            seeded_again=seeds.seeded_again(),
         )
         self._state, self._steps, self.thread, self._backwards = state, steps, threading.current_thread(), 0
         self._early, self._builds, self._passes, self._due = None, True, 0, place.due if place else None

@@ -87,6 +87,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     begin when they step all or even fewer, has its `tensors` in this order."""
     seeded: bool = True
     """For a script that resumes by itself: it had seeded torch, or restored its random stream."""
+    seeded_again: Text = ""
+    """Where it seeded torch again after it had restored its stream ("train.py:12")."""
     parts: bool = False
     """Whether names in `tensors` contain the part of each tensor: ranks with the same name then hold the same part."""
     canary: Text | None = None

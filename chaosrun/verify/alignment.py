@@ -156,6 +156,7 @@ def cause_of(drill: Drill, attempt: Attempt, begun: AttemptStart, quantity: str)
         about |= _of_streams(drill, attempt, start, begun.step)
         if "other" in about:
             return Cause("rng_of_another_rank", about)
+        about |= {"seeded_again": start.seeded_again} if start.seeded_again else {}
     code = QUANTITIES[quantity][1]
     if quantity == "optimizer" and (lost := lost_optimizers(drill, attempt, wrong)):
         return Cause(f"{code}_not_restored", {**about, "which": lost}, "of_some")

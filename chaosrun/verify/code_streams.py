@@ -14,6 +14,10 @@ STREAM_ROWS: Mapping[str, Row] = {
         hazard="R1",
     ),
     "rng_not_restored.of_the_beginning": detail(hint="the {streams} are as before step 1: seeded again, not restored{scope}"),
+    "streams.seeded_again": detail(
+        hint="torch's stream was restored, and then seeded again at {seeded_again}, perhaps within the library called there: "
+        "restore it after that"
+    ),
     "rng_not_restored.with_data": detail(
         hint="the {streams} and the batches are those of the beginning: the streams were seeded again, not restored (save and "
         "restore the random state of every rank, NumPy's and Python's too); if the batches are not drawn from them, those "

@@ -40,7 +40,7 @@ OWN = "own"
 _EVIDENCE = {
     **{"outside": "state.outside", "lost_streams": "streams.lost", "also_saved": "beside.saved"},
     **{"had": "values.apart", "as_saved": "values.as_saved", "ahead": "files.ahead", "set": "modules.set"},
-    "unlike_rates": "drift.rates",
+    **{"unlike_rates": "drift.rates", "seeded_again": "streams.seeded_again"},
 }
 """Rows whose hint is put before the cause's own, by the parameter that the cause then has."""
 _SAVED = "save it with the checkpoint, and restore it"

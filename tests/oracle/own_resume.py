@@ -52,6 +52,8 @@ if state:
 model = DistributedDataParallel(model)
 if state and wrong not in ("rng", "weights-alone"):
     torch.set_rng_state(torch.load(output / f"stream-{state['step']:04}-{rank}.pt"))
+if state and wrong == "seeds":
+    torch.manual_seed(100 + rank)
 if state and wrong == "draws":
     torch.rand(1)
 
