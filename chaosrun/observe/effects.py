@@ -1,7 +1,7 @@
 """A script's effects outside its process, which no digest covers: files it writes, programs it starts, services it talks to.
 The first effect is reported in words. Writes by chaosrun, accelerate's checkpoints and compilers' caches do not count.
 
-Python reports the files it opens (`sys.addaudithook`), also in forked processes; torch's and safetensors' own writers are
+Python reports the files it opens (`observe.audit`), also in forked processes; torch's and safetensors' own writers are
 wrapped; files open or mapped for writing are looked up. Not seen: native code that opens, writes and closes a file.
 """
 
@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from chaosrun.observe.audit import listen
 from chaosrun.observe.opened import caches, mapped_files, open_files
 from chaosrun.observe.writers import NATIVE_WRITERS, path_of, wrap_imported
 from chaosrun.records.layout import LegLayout
@@ -42,7 +43,7 @@ class Effects:
 
     def begin(self) -> None:
         """Listen from now until the end of the process."""
-        sys.addaudithook(self._hear)
+        listen(("open", *FILES, *PROGRAMS, *TALKING), self._hear)
         wrap_imported(NATIVE_WRITERS, self._written)
 
     def seen(self) -> Iterator[str]:
@@ -63,7 +64,7 @@ class Effects:
         elif event in FILES:
             if self._counts(arguments[0]) and not (event == "os.mkdir" and _is_there(arguments[0], arguments[2])):
                 self._note(f"it changed {os.fsdecode(arguments[0])} ({event})")
-        elif event in PROGRAMS or (event in TALKING and self.has_begun):
+        elif event in PROGRAMS or self.has_begun:
             self._note(f"it talked to another process ({event})")
 
     def _written(self, path: Any) -> None:

@@ -4,7 +4,7 @@ Each leg of a script that saves by itself runs in its own working folder, whose 
 (`supervise.working_folder`). A new file below a linked folder is created in the leg: the links on its path become folders of
 the leg. A change elsewhere, in the job's folder or below a path among the script's arguments, is refused. So is a save over a
 file of the job that the script has read, or to the next of its series (step-10.pt, step-15.pt): the leg then began where
-another run had ended. Python reports changes (`sys.addaudithook`); torch and safetensors, which open files in native code, are
+another run had ended. Python reports changes (`observe.audit`); torch and safetensors, which open files in native code, are
 wrapped. Not seen: programs that the script starts.
 """
 
@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from chaosrun.errors import MisuseError
+from chaosrun.observe.audit import listen
 from chaosrun.observe.writers import path_of, wrap_writers
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -74,7 +74,7 @@ class FileGuard:
     def install(self) -> None:
         register_optimizer_step_post_hook(self._begin)
         wrap_writers(self._write)
-        sys.addaudithook(self._hear)
+        listen(("open", "os.mkdir", *_TAKES_AWAY, *_TWO_NAMES), self._hear)
 
     @property
     def began_with(self) -> str | None:
@@ -99,7 +99,7 @@ class FileGuard:
             self._change(arguments[0], makes_folder=True)
         elif event in _TAKES_AWAY:
             self._change(arguments[0], follows=event in ("os.truncate", "shutil.rmtree"))
-        elif event in _TWO_NAMES:
+        else:
             if event == "os.rename":
                 self._change(arguments[0])
             self._change(arguments[1])

@@ -51,10 +51,12 @@ def digests_of_others(trained: Sequence[torch.nn.Parameter], updated: Collection
 def _live() -> tuple[list[torch.nn.Module], list[Any]]:
     """All modules, and all objects of classes that are neither Python's own nor of a library that chaosrun knows."""
     every = gc.get_objects()
-    # There may be half a million objects, of a thousand types, which a metaclass of the script may refuse to hash.
-    kinds = {id(kind): kind for kind in map(type, every)}
+    # There may be half a million objects, of a thousand types, which a metaclass of the script may refuse to hash. Not by id():
+    # that is an audit event, for which Python calls `observe.audit`.
+    address = object.__hash__
+    kinds = {address(kind): kind for kind in map(type, every)}
     wanted = {name for name, kind in kinds.items() if issubclass(kind, torch.nn.Module) or _is_own(kind)}
-    objects = [value for value in every if id(type(value)) in wanted]
+    objects = [value for value in every if address(type(value)) in wanted]
     modules = [value for value in objects if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
     return modules, [value for value in objects if _is_own(type(value))]
 

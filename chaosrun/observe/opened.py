@@ -1,7 +1,7 @@
 """Detects reads, by this rank and every process it forks, of files that other legs of the job or earlier attempts left
 (`records.opened`).
 
-Python reports every file that it opens (`sys.addaudithook`). The common readers written in C++ and Rust are wrapped, and files
+Python reports every file that it opens (`observe.audit`). The common readers written in C++ and Rust are wrapped, and files
 mapped into memory are listed when a training begins and ends. Not seen: a started program without the file's name among its
 arguments, other native readers, and a script that only checks whether a file exists.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from chaosrun.observe.audit import listen
 from chaosrun.observe.writers import wrap_imported
 from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
@@ -78,13 +79,12 @@ class FileWatch:
         }
 
     def begin(self) -> None:
-        """Listen from now until the end of the process: an audit hook cannot be removed."""
-        sys.addaudithook(self._hear)
+        """Listen from now until the end of the process."""
+        listen(self._handlers, self._hear)
         self.wrap_native_readers()
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if (handler := self._handlers.get(event)) is not None:
-            handler(*arguments)
+        self._handlers[event](*arguments)
 
     def wrap_native_readers(self) -> None:
         """Wrap those native readers that have been imported."""

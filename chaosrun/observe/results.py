@@ -1,16 +1,16 @@
 """Records which files an attached script writes, while it trains and after its training is complete.
 
-Python reports each file that it opens (`sys.addaudithook`); the native writers of tensors are wrapped. Other writers are not
+Python reports each file that it opens (`observe.audit`); the native writers of tensors are wrapped. Other writers are not
 seen.
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from chaosrun.observe.audit import listen
 from chaosrun.observe.writers import NATIVE_WRITERS, path_of, wrap_imported
 
 _WRITING = os.O_WRONLY | os.O_RDWR
@@ -35,17 +35,17 @@ class Results:
     def watch(self) -> None:
         """Watch until the end of the process; each path is noted before it is written to."""
         wrap_imported(NATIVE_WRITERS, self._note)
-        sys.addaudithook(self._hear)
+        listen(("open", "os.rename", "os.link"), self._hear)
 
     def saves(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """By path, after which steps it was written to, and when. Opens no file: that would count as a read."""
         return {path: tuple(writes.items()) for path, writes in self.before.items() if len(writes) <= MOST}
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
-            self._note(arguments[0])
-        elif event in ("os.rename", "os.link"):
+        if event != "open":
             self._note(arguments[1])
+        elif isinstance(arguments[2], int) and arguments[2] & _WRITING:
+            self._note(arguments[0])
 
     def _note(self, target: Any) -> None:
         if os.getpid() != self._pid or (path := path_of(target)) is None:

@@ -6,7 +6,6 @@ in the system calls (`faults.tracer`), which are traced from the first reported 
 """
 
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chaosrun.observe.audit import listen
 from chaosrun.observe.contents import contents
 from chaosrun.observe.modes import outside_modes
 from chaosrun.observe.writers import path_of, wrap_writers
@@ -64,7 +64,7 @@ class SaveWatch:
 
     def install(self) -> None:
         wrap_writers(self._write)
-        sys.addaudithook(self._hear)
+        listen(("open", *_CHANGES), self._hear)
 
     def _write(self, target: Any, how: str, given: Any, write: Callable[[], Any]) -> Any:
         path = self._below(target)
@@ -106,7 +106,7 @@ class SaveWatch:
         return news
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if (event != "open" and event not in _CHANGES) or threading.get_ident() in self._inside:
+        if threading.get_ident() in self._inside:
             return
         if event == "open":
             target, _, flags = arguments
