@@ -41,7 +41,8 @@ DATA: Mapping[str, Row] = {
         "{batches:batch} repeated",
         _sampled("{batches:batch} repeated"),
         "the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, the "
-        "count of batches to skip on resume is off by -{batches}",
+        "count of batches to skip on resume is off by -{batches}, or, where a pass has as many batches, the source began an "
+        "earlier pass again",
         "D8",
     ),
     "data_of_another_rank": Row(

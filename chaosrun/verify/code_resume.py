@@ -290,7 +290,8 @@ _STATES: Mapping[str, Row] = {
         hazard="S10",
     ),
     "weights_not_restored.of_the_beginning": detail(
-        hint="the weights are the initial ones: nothing was loaded into them{scope}"
+        hint="the weights are the initial ones: nothing was loaded into them (strict=False passes over names with another "
+        "prefix, as module. or _orig_mod.){scope}"
     ),
     "weights_of_another_step.own": Row(
         "",
@@ -308,7 +309,8 @@ _STATES: Mapping[str, Row] = {
     ),
     "optimizer_state_not_restored.of_some": detail(
         hint="the optimizer {which} started with another state than the script had when it saved (the weights are of step "
-        "{base}, and its other optimizers were restored): its state was not saved, or not loaded{scope}"
+        "{base}, and its other optimizers were restored): its state was not saved, or not loaded, or another optimizer's "
+        "was loaded{scope}"
     ),
     "optimizer_state_of_another_step.own": detail(
         hint="the optimizer's state of step {step}, weights of step {base}: of two checkpoints, or saved late without a "
@@ -334,7 +336,7 @@ _STATES: Mapping[str, Row] = {
     "lr_scheduler_of_another_step.own": detail(
         hint="the learning rate is that of step {step}, not of step {base}: its scheduler's state or the optimizer's "
         "param_groups were not loaded, or were saved before the scheduler's own step, or a scheduler built after the "
-        "optimizer was loaded has reset the rate to its first{scope}"
+        "optimizer was loaded has reset the rate to its first, or stepped it once more (its last_epoch is one too high){scope}"
     ),
     "lr_scheduler_of_another_step.by_hand": Row(
         "learning rate of another step",

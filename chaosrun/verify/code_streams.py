@@ -25,8 +25,9 @@ STREAM_ROWS: Mapping[str, Row] = {
     ),
     "rng_not_restored.of_none": detail(
         hint="the {streams} match no step: not all were saved (NumPy's and Python's, too), or something drew from them after "
-        "the restore: batches read in order to skip them, samples generated again, a loader that starts (it draws its seed "
-        "from the global stream: restore after its first batch, or give it its own generator){scope}",
+        "the restore: batches read in order to skip them, samples generated or split again, a loader that starts (it draws its "
+        "seed from the global stream: restore after its first batch, or give it its own generator); or what decides how much "
+        "is drawn was not restored (a buffer of samples){scope}",
         hazard="R1",
     ),
     "rng_not_restored.on_some_ranks": detail(

@@ -55,9 +55,9 @@ def with_values(drill: Drill, found: Divergence) -> Divergence:
     if (reason.code, reason.because) in _WITHOUT_VALUES:
         return found
     right = attempt.traces.keys() - {*found.ranks} if reason.code not in _OF_ALL_RANKS else ()
-    # Beside streams that began anew, private lists, mostly a library's (of a logger, of a loader), explain nothing.
+    # Beside streams that were not restored, private lists, mostly a library's (of a logger, of a loader), explain nothing.
     began = attempt_start(drill, attempt)
-    own = began is not None and "rng" in began.wrong and 0 in began.held["rng"]
+    own = began is not None and "rng" in began.wrong and (0 in began.held["rng"] or reason.code == "rng_not_restored")
     # A source's own state may be made of any other.
     arrays, anew = reason.code in (*QUANTITIES, "source_keeps_its_place"), _has_strange_data(began)
     last = reason.code in _OF_OTHER_SAMPLES

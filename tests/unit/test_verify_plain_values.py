@@ -176,7 +176,8 @@ def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwi
 ) -> None:
     """As of a replay buffer that was lost: how many samples it holds decides which are drawn."""
     run = write_script_run(tmp_path, bugs=Bugs(with_ids=False), kills=SCRIPT_KILLS[:1])
-    tell(run, {"size": "0"}, {"size": "4"}, {"size": "4"}, {"size": "1"})
+    first, saved = {"size": "0", "t/_logged": "dict of 0"}, {"size": "4", "t/_logged": "dict of 2"}
+    tell(run, first, saved, saved, {**first, "size": "1"})
     found = {"rng": rng, "step": None, **({} if same_data else {"data": []})}
     for rank in range(3):
         edit_trace(run, "chaos", 2, rank, only("start", finding(**found)))
@@ -184,7 +185,8 @@ def test_values_are_told_where_restored_streams_may_have_been_drawn_from_otherwi
         edit_trace(run, "chaos", 2, rank, other)
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
-    assert ("the script had size = 1 (reference: 4), which" in f"{verdict.hint}") == (not same_data), verdict.hint
+    assert ("the script had size = 1 (reference: 4), " in f"{verdict.hint}") == (not same_data), verdict.hint
+    assert ("t/_logged" in f"{verdict.hint}") == (not same_data and code == "rng_of_another_step"), verdict.hint
 
 
 @pytest.mark.parametrize(("seen", "told"), [("1", True), ("3", False)], ids=["begun anew", "of another step"])
