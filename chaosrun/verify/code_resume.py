@@ -330,8 +330,8 @@ _STATES: Mapping[str, Row] = {
         "never shows them (hazard C7)",
     ),
     "buffers_not_restored.at_start": detail(
-        hint="a restart starts with other buffers than the run had when it saved ({name:3}): not in the checkpoint, or not "
-        "loaded (skipped by strict=False, left out of state_dict)"
+        hint="a restart starts with other buffers than the run had when it saved ({name:3}){scope}: not in the checkpoint, or "
+        "not loaded (skipped by strict=False, left out of state_dict)"
     ),
     "lr_scheduler_of_another_step.own": detail(
         hint="the learning rate is that of step {step}, not of step {base}: its scheduler's state or the optimizer's "

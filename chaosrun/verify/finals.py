@@ -15,7 +15,7 @@ from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import CheckResult, Drill, excuse_unused_streams, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.left import compared, left_difference
-from chaosrun.verify.restored import buffers_came_back
+from chaosrun.verify.restored import buffers_came_back, buffers_lost_at_start
 from chaosrun.wording import count, listed
 
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
@@ -156,7 +156,8 @@ def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> CheckResult:
                 if group == "buffers" and drill.by_script:
                     code = "buffers_drifted" if buffers_came_back(drill, rank) else "buffers_not_restored"
                     where = f" on rank {rank}" if drill.ranks[1:] else ""
-                    return failed(code, step=seen.step, name=listed(keys, 1) + where, rank=rank, differing=keys, scope=where)
+                    about = {"name": listed(keys, 1) + where, **buffers_lost_at_start(drill, rank)}
+                    return failed(code, step=seen.step, rank=rank, differing=keys, scope=where, **about)
                 held = [end.digests[group].get(keys[0]) for end in (expected, seen)]
                 first = {"rank": rank, "name": keys[0], "expected": held[0], "seen": held[1]}
                 return failed("final_state_differs", group=group, rank=rank, first=first, differing=keys)

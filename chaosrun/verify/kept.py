@@ -14,7 +14,7 @@ from chaosrun.verify.check import CheckResult, Divergence, Drill, failed, passed
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.own_saves import named_since, renames_in
-from chaosrun.verify.restored import buffers_came_back
+from chaosrun.verify.restored import buffers_came_back, buffers_lost_at_start
 from chaosrun.wording import count
 
 _BY_NAME: Mapping[str, tuple[str, frozenset[str]]] = {
@@ -193,7 +193,10 @@ def _difference(
         where, because = f"{path} is saved after {values[1]} (reference: after {values[0]})", "when"
     named = path if because == "when" else f"{path}: {name}"
     about = {"name": named, "path": path, "step": seen.step, "rank": rank, "where": where, "differing": names}
-    return saved_otherwise(trace.attempt, Cause(code, about, because), name, *values)
+    reason = Cause(code, about, because)
+    if code == "buffers_not_restored":
+        reason = reason.explained(**{"because": None, **buffers_lost_at_start(drill, rank)})
+    return saved_otherwise(trace.attempt, reason, name, *values)
 
 
 def _part(name: str, held: Iterable[str]) -> str | None:

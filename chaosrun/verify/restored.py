@@ -11,6 +11,7 @@ from typing import Literal
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import CheckpointRecord, Digests
 from chaosrun.verify.check import CheckResult, Drill, failed, passed, skipped
+from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import Kind, differing_keys
 from chaosrun.wording import listed
 
@@ -104,6 +105,13 @@ def lost_buffers(drill: Drill, attempt: Attempt, ranks: Set[int]) -> tuple[int, 
         if names := [name for name in names if all(began.get(name) != other.get(name) for other in saved.values())]:
             return rank, names
     return None
+
+
+def buffers_lost_at_start(drill: Drill, rank: int) -> Params:
+    """The variant and the names of a cause, if a restart of this rank is known to have begun with other buffers than it had
+    saved."""
+    lost = (lost_buffers(drill, attempt, {rank}) for attempt in drill.chaos.attempts if attempt.went_on)
+    return next(({"because": "at_start", "name": names} for _, names in filter(None, lost)), {})
 
 
 def buffers_came_back(drill: Drill, rank: int) -> bool:

@@ -151,6 +151,7 @@ def test_buffers_that_came_back_and_end_otherwise_have_drifted(tmp_path: Path, b
     verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", code, "yours"), verdict.cause
     assert "on rank 0" in f"{verdict.hint}"
+    assert ("other buffers than the run had when it saved (norm.mean)" in f"{verdict.hint}") == (code == "buffers_not_restored")
 
 
 @pytest.mark.parametrize(
