@@ -47,7 +47,7 @@ _RESUME: Mapping[str, Row] = {
         "resumed from an older checkpoint: attempt {attempt} resumed from step {step} and passed over the complete checkpoint "
         "of step {newer} ({path})",
         script("it does not resume from the newest complete checkpoint"),
-        "sort checkpoints by step as a number, not by name or time, and load the newest complete one",
+        "sort checkpoints by step as a number, not by name or time, and load the newest complete one, not the best",
         "S6",
     ),
     "newest_removed": Row(
