@@ -120,10 +120,10 @@ class Seeds:
             inner = getattr(torch, name)
 
             @functools.wraps(inner)
-            def seed(*args: Any, inner: Callable[..., Any] = inner, **kwargs: Any) -> Any:
+            def seed(*args: Any, name: str = name, inner: Callable[..., Any] = inner, **kwargs: Any) -> Any:
                 self.seeded = True
                 if self._again is not None:
-                    self._note(inner.__name__, sys._getframe(1))
+                    self._note(name, sys._getframe(1))
                 return inner(*args, **kwargs)
 
             setattr(torch, name, seed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 from chaosrun.errors import RecoveryError
 from chaosrun.records import events as recorded
@@ -145,10 +145,11 @@ class LegHistory:
         return next((entry.traces.get(rank) for entry in self.attempts if entry.number == attempt), None)
 
 
-def changed_settings(environment: Mapping[str, object] | None) -> Sequence[str]:
+def changed_settings(environment: Mapping[str, object] | None) -> list[str]:
     """The settings of a leg's environment that its script has changed while it trained: a restart begins with others, or with
     those of another step."""
-    return cast("Sequence[str]", (environment or {}).get("changed", ()))
+    changed = (environment or {}).get("changed")
+    return [str(name) for name in changed] if isinstance(changed, list) else []
 
 
 def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:

@@ -100,7 +100,8 @@ def _of_torch(drill: Drill, found: Divergence) -> list[str]:
     before, seen = drill.reference.environment or {}, drill.chaos.environment or {}
     if found.attempt != drill.chaos.attempts[-1].number:
         return []
-    left = [name for name in changed_settings(before) if seen.get(name) == before[name] and name not in changed_settings(seen)]
+    since = [name for name in changed_settings(before) if name in seen and name not in changed_settings(seen)]
+    left = [name for name in since if seen[name] == before.get(name)]
     return [f"torch's {name} is {seen[name]} (the reference run changed it)" for name in left]
 
 

@@ -353,6 +353,9 @@ def test_settings_that_the_script_changes_while_it_trains_are_not_of_the_environ
     assert checks_of(run)["environment"].status == "pass"
     put_start("chaos", 1, canary="0" * 16)(run)
     assert checks_of(run)["environment"].code == "bits_differ"
+    # Of a damaged record nothing is taken.
+    run.leg("reference").environment.write_text('{"torch": "2.13.0", "threads": 1, "changed": 5}')
+    assert checks_of(run)["environment"].code == "environment_differs"
 
 
 def test_every_check_has_a_negative_control() -> None:
