@@ -95,7 +95,7 @@ def test_a_writer_that_is_not_pythons_is_heard(
     monkeypatch.setitem(sys.modules, "native", native)
     writers = [("native", "write"), ("native", "no"), ("not_imported", "write")]
     monkeypatch.setattr("chaosrun.observe.effects.NATIVE_WRITERS", writers)
-    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
+    monkeypatch.setattr("chaosrun.observe.effects.listen", lambda events, listener: None)
     effects.begin()
     write = native.write
     assert write(b"abc", str(leg.path / "staging" / "x")) == 3 and told(leg) == ""
