@@ -15,7 +15,7 @@ from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.records.naming import default_root, run_argument
 from chaosrun.report.escapes import harmless
-from chaosrun.report.output import write_json, write_out, write_product
+from chaosrun.report.output import printed, write_json, write_out, write_product
 
 if TYPE_CHECKING:
     from chaosrun.report.sentences import EventText
@@ -33,7 +33,7 @@ def list_(*, root: Root = None, out: Out = OUT) -> int:
         {"run": run.run_id, **{name: getattr(run, name) for name in same}, "path": str(run.path.absolute())} for run in runs
     ]
     show(out, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, root=root or default_root(), now_s=time.time()))
-    return 0
+    return printed()
 
 
 def status(
@@ -60,10 +60,10 @@ def status(
                 print(f"run {layout.run_id} continues", file=sys.stderr)
             return InterruptedRunError.exit_code  # only the watching has ended, not the run
         if out.is_json:
-            return 0
+            return printed()
     seen = read_status(layout, supervised=is_supervised(layout))
     show(out, seen.to_json, lambda: "".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
-    return 0
+    return printed()
 
 
 def logs(
@@ -95,7 +95,7 @@ def logs(
         if not follow:
             raise
         return InterruptedRunError.exit_code
-    return 0
+    return printed()
 
 
 def trace(
@@ -123,8 +123,8 @@ def trace(
             # The origin of its file, so that each line names its source.
             about = {"leg": name, "attempt": number, "rank": of}
             if not write_out(json.dumps({**about, **json.loads(encode(record))}) + "\n"):
-                return 0
-    return 0
+                return printed()
+    return printed()
 
 
 def report(

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
+from weakref import WeakSet
 
 from chaosrun.errors import ResourcesError
 from chaosrun.report.escapes import harmless
@@ -18,6 +19,8 @@ WIDEST = 120
 """Wider than this a table is hard to read across."""
 ASCII = str.maketrans("━┈○◇●◐▪✓▶…", "=.o?@/#v>.")
 """Signs of the live view for an encoding that lacks them."""
+_refused: "WeakSet[TextIO]" = WeakSet()
+"""Streams that did not take all that was written: from then on they lead nowhere."""
 
 
 class LeavingStream(io.TextIOBase):
@@ -81,9 +84,14 @@ def write_out(text: str) -> bool:
 
 
 def write_product(text: str) -> int:
-    """Write a command's result to stdout. Returns the exit code: that of full storage when not all of it could be written."""
-    error = _write(text)
-    return 0 if error is None or isinstance(error, BrokenPipeError) else ResourcesError.exit_code
+    """Write a command's result to stdout. Returns the exit code of `printed`."""
+    _write(text)
+    return printed()
+
+
+def printed() -> int:
+    """The exit code of a command that does nothing but print: that of full storage when not all could be written to stdout."""
+    return ResourcesError.exit_code if sys.stdout in _refused else 0
 
 
 def _write(text: str) -> OSError | None:
@@ -94,6 +102,7 @@ def _write(text: str) -> OSError | None:
         # The buffered rest, and all later output, would fail again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
+            _refused.add(sys.stdout)
             write_error(f"stdout cannot be written: {error.strerror}", None, colour=False)
         return error
     return None

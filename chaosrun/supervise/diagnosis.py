@@ -59,7 +59,7 @@ def open_case(run: RunLayout) -> DifferingRun:
     spec = JobSpec.model_validate(info.spec)
     plan = FaultPlan.read(run.plan_json)
     drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)
-    return DifferingRun(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
+    return DifferingRun(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run))
 
 
 def diagnose(case: DifferingRun, legs: LegRunner) -> Diagnosis:

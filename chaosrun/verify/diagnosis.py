@@ -14,6 +14,8 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import Phase
 from chaosrun.faults.landed import requests_of
 from chaosrun.records.history import Attempt
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.verify.check import Divergence, Drill
 from chaosrun.verify.codes import REMEDIES
 from chaosrun.verify.hazards import Hazard
@@ -59,14 +61,15 @@ class Target:
         return min(reached, self.final_step + (self.ended > self.final_step))
 
 
-def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
+def target_of(drill: Drill, verdict: Verdict, run: RunLayout) -> Target:
     """What to replay. Raises UsageError when there is no difference that a replay could show."""
+    run_id = run.run_id
     if verdict.status == "PASS":
         raise UsageError(f"run {run_id} passed: the legs do not differ", hint="diagnose is for a run that ended with FAIL")
     if drill.reference.outcome != "completed":
         raise UsageError(
             f"the reference leg of run {run_id} did not complete, so there is nothing to compare with",
-            hint="`chaosrun status` says what became of it",
+            hint=f"`chaosrun status {run_argument(run)}` says what became of it",
         )
     for check in verdict.checks:
         if check.name == "silent_corruption" and check.status == "fail":

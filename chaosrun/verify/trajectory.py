@@ -99,7 +99,7 @@ def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:
     if history.outcome != "completed":
         raise UsageError(
             f"{what} did not complete ({history.outcome or 'it has not ended'})",
-            hint="only whole runs have losses to compare; `chaosrun status` says what became of one",
+            hint=f"only whole runs have losses to compare; `chaosrun status {run_argument(run)}` says what became of it",
         )
     ranks = lineage(history).steps
     steps = sorted({step for records in ranks.values() for step in records})

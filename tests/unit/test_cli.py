@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from legs import write_run
 from verdicts import PASSED
 
 import chaosrun
@@ -573,20 +574,30 @@ class TestProcess:
             ("validate", "nope.yaml", "-o", "json"),
             ("schema", "suite"),
             ("export", "slurm", "{job}"),
+            ("plan", "{job}", "-o", "json"),
+            ("env",),
+            ("completion", "bash"),
+            ("list", "--root", "{root}"),
+            ("status", "{run}"),
+            ("status", "{run}", "-w", "-o", "json"),
+            ("trace", "{run}"),
+            ("logs", "{run}", "--events"),
+            ("logs", "{run}", "--events", "-o", "json"),
         ],
     )
     def test_a_disk_that_takes_no_output_is_told_once(self, tmp_path: Path, arguments: tuple[str, ...]) -> None:
         job = tmp_path / "job.yaml"
         (tmp_path / "train.py").write_text("from chaosrun import attach\n")
         job.write_text("name: x\nscript: train.py\nworkers: 1\n")
+        run = write_run(tmp_path).path if "{run}" in arguments else None
         program = (
             "import resource, sys; from chaosrun import cli; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
             "sys.exit(cli.main(sys.argv[1:]))"
         )
         with (tmp_path / "out").open("w") as out:
-            done = python(program, *(part.format(job=job) for part in arguments), stdout=out)
-        # What is nothing but a file in the making is no success: a script would go on with the half of it.
-        expected = {"schema": 7, "export": 7}.get(arguments[0], 0)
+            done = python(program, *(part.format(job=job, root=tmp_path, run=run) for part in arguments), stdout=out)
+        # What does nothing but print has not done it: a script would go on with the half of it.
+        expected = 0 if arguments[0] == "validate" else 7
         assert done.returncode == (2 if "nope.yaml" in arguments else expected)
         assert done.stderr.count("error: stdout cannot be written: File too large\n") == 1
         assert "Traceback" not in done.stderr and "a bug" not in done.stderr

@@ -12,6 +12,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import NO_FAULTS
@@ -26,7 +27,7 @@ def target(run: RunLayout) -> Target:
     spec = JobSpec.model_validate(json.loads(run.run_json.read_text())["spec"])
     plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
     drill = Drill.of(read_leg(run.leg("reference")), read_leg(run.leg("chaos")), spec, plan)
-    return target_of(drill, judge(run), run.run_id)
+    return target_of(drill, judge(run), run)
 
 
 def test_the_first_step_after_the_restore(tmp_path: Path) -> None:
@@ -137,8 +138,9 @@ def test_nothing_to_diagnose_in_files_that_were_changed(tmp_path: Path) -> None:
 def test_nothing_to_compare_with(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     edit_journal(run, "reference", only("leg.finished", drop))
-    with pytest.raises(UsageError, match="did not complete"):
+    with pytest.raises(UsageError, match="did not complete") as caught:
         target(run)
+    assert caught.value.hint == f"`chaosrun status {run_argument(run)}` says what became of it"
 
 
 def test_the_same_difference_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from chaosrun import api, cli
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.verify.trajectory import LossDifference, Trajectory, compare_trajectories, trajectory
 from tests.records import read_lines
 from tests.unit.legs import STEPS, Edit, copy_run, edit_journal, edit_ranks, edit_trace, only, put, write_run
@@ -70,8 +71,9 @@ def test_items_that_are_no_count_are_a_damaged_record(edited: RunLayout, items: 
 
 def test_a_leg_that_did_not_complete(edited: RunLayout) -> None:
     edit_journal(edited, "reference", only("leg.finished", put(outcome="user_error")))
-    with pytest.raises(UsageError, match=r"reference leg of run run did not complete \(user_error\)"):
+    with pytest.raises(UsageError, match=r"reference leg of run run did not complete \(user_error\)") as caught:
         trajectory(edited)
+    assert f"`chaosrun status {run_argument(edited)}`" in str(caught.value.hint)
 
 
 def test_a_leg_that_still_runs(edited: RunLayout) -> None:
