@@ -18,12 +18,14 @@ from collections.abc import Callable
 from chaosrun.cluster import joining
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import (
+    EXIT_STATUS_FIELD,
     ProcessIdentity,
     child_called,
     children,
     die_with_parent,
     identify,
     send_signal,
+    stat_fields,
     state_of,
     wait_gone,
 )
@@ -90,6 +92,8 @@ class Watchdog:
                     continue
                 self._over.wait(LOOK_EVERY_S)
                 if state_of(process) == "Z":
+                    if _was_killed(supervisor):
+                        return  # first, and Ray's processes end with it: its parent tells how
                     self.lost = f"Ray's {what} ({program}, process {process.pid}) has died"
                     return _end(supervisor)
                 if process is self.head:
@@ -110,6 +114,14 @@ class Watchdog:
                 self._over.wait(ANSWER_S)
                 return True
         return self._over.is_set()
+
+
+def _was_killed(supervisor: ProcessIdentity) -> bool:
+    """Whether it has died of a signal, other than an abort, by which Ray ends a process that has lost it."""
+    fields = stat_fields(supervisor.pid)
+    if fields is None or state_of(supervisor) is None:
+        return True
+    return os.WTERMSIG(int(fields[EXIT_STATUS_FIELD])) not in (0, signal.SIGABRT)
 
 
 def _end(supervisor: ProcessIdentity) -> None:

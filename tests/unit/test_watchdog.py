@@ -65,6 +65,30 @@ def test_a_process_ends_with_rays_head_and_with_its_only_node(driver: subprocess
     assert watch.lost == f"Ray's {what} ({program}, process {process.pid}) has died"
 
 
+PARENT = """\
+import subprocess, sys, time
+from chaosrun.processes import become_subreaper, state_of
+from chaosrun.supervise.watchdog import Watchdog
+become_subreaper()
+driver = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdin=subprocess.PIPE)
+with Watchdog(driver.pid) as watch:
+    while not (watch.head and watch.node):
+        time.sleep(0.05)
+    driver.kill()
+    while state_of(watch.head) != "Z" or state_of(watch.node) != "Z":
+        time.sleep(0.05)
+    time.sleep(2)
+    print(watch.lost, driver.wait())
+"""
+"""Watches a driver as a parent does to which its orphans fall, and kills it."""
+
+
+def test_a_killed_process_is_not_laid_to_rays_that_end_with_it(tmp_path: Path) -> None:
+    paths = [shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / name) for name in ("raylet", "gcs_server")]
+    parent = [sys.executable, "-c", PARENT, DRIVER, *map(str, paths)]
+    assert subprocess.run(parent, capture_output=True, text=True, timeout=60, check=True).stdout == "None -9\n"
+
+
 def test_a_process_that_ends_its_ray_in_order_is_left_alone(driver: subprocess.Popen[bytes]) -> None:
     with Watchdog(driver.pid) as watch:
         eventually(lambda: watch.head)
