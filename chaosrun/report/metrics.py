@@ -1,5 +1,6 @@
 """Metrics of a run in production for Prometheus (docs/production.md), read from the run's files at each scrape."""
 
+import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,9 +110,10 @@ def served(run: RunLayout) -> Iterator[None]:
         server, thread = start_http_server(int(port), addr=host.strip("[]") or "127.0.0.1", registry=registry)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"metrics cannot be served on {asked}: {why}", hint="--metrics 9100, or --metrics HOST:9100 for other machines"
-        ) from error
+        hint = "--metrics 9100, or --metrics HOST:9100 for other machines"
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            hint = "end what listens there (`ss -ltnp` names it); a new run can take another port: --metrics PORT"
+        raise UsageError(f"metrics cannot be served on {asked}: {why}", hint=hint) from error
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 looks at what it does again, however long the run is."""
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,6 +402,16 @@ def test_metrics_are_served_to_this_machine_alone_unless_a_host_is_named(tmp_pat
     with served(run):
         listening = {each.laddr.ip for each in psutil.net_connections("tcp4") if each.laddr and each.laddr.port == port}
     assert listening == {bound}
+
+
+def test_a_port_that_is_taken_is_not_proposed_again(tmp_path: Path) -> None:
+    run = RunLayout(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        write_info(run, kind="run", metrics=str(taken.getsockname()[1]))
+        with pytest.raises(UsageError, match="Address already in use") as caught, served(run):
+            pass
+    # `resume` takes no --metrics: the port is to be freed.
+    assert str(caught.value.hint).startswith("end what listens there")
 
 
 @pytest.mark.parametrize(
