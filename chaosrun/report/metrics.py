@@ -110,10 +110,13 @@ def served(run: RunLayout) -> Iterator[None]:
         server, thread = start_http_server(int(port), addr=host.strip("[]") or "127.0.0.1", registry=registry)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        hint = "--metrics 9100, or --metrics HOST:9100 for other machines"
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            hint = "end what listens there (`ss -ltnp` names it); a new run can take another port: --metrics PORT"
-        raise UsageError(f"metrics cannot be served on {asked}: {why}", hint=hint) from error
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        raise UsageError(
+            f"metrics cannot be served on {asked}: {why}",
+            hint="end what listens there (`ss -ltnp` names it); a new run can take another port: --metrics PORT"
+            if taken
+            else "--metrics 9100, or --metrics HOST:9100 for other machines",
+        ) from error
     try:
         yield
     finally:
