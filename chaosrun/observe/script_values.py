@@ -213,7 +213,8 @@ def _readable(name: str, text: str) -> tuple[str, str]:
     """The script's texts may be private: longer ones, and values named like a secret, are reported as digests."""
     quoted = "'" in text or '"' in text
     if quoted and (len(text) > LONGEST or SECRET.search(name.upper())):
-        text = f"text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
+        several, found, _ = text.partition(": ") if text[0] not in "'\"b" else ("", "", "")
+        text = f"{several}{found}text {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
     generator = generator_of(name)
     stands = "at" if name.endswith("/line") else "in"
     return (f"{generator} (generator)", f"{stands} {text}") if generator else (name, text)

@@ -42,6 +42,8 @@ _ARRAY = re.compile(r"(\w+\[[\d, ]*\]) [0-9a-f]{16}")
 """The text of an array: its type and shape, and a digest."""
 _CONTAINER = re.compile(r"\w+ of \d+(: .*)?", re.DOTALL)
 """The text of a list or a mapping, which may have its first elements."""
+_TEXTS = re.compile(r"(\w+ of \d+): text [0-9a-f]{16}")
+"""The text of a list of the script's texts: how many, and a digest."""
 _ROUNDS = ("_", "i", "j", "idx", "index", "batch_idx", "batch_index", "iteration")
 _COUNTS = {"last_epoch": "_last_lr", "_growth_tracker": "_growth_factor"}
 """Names of counts in a learning rate scheduler, and in a gradient scaler; each with another name that is stored with it."""
@@ -60,8 +62,8 @@ def with_values(drill: Drill, found: Divergence) -> Divergence:
     own = began is not None and "rng" in began.wrong and (0 in began.held["rng"] or reason.code == "rng_not_restored")
     # A source's own state may be made of any other.
     arrays, anew = reason.code in (*QUANTITIES, "source_keeps_its_place"), _has_strange_data(began)
-    last = reason.code in _OF_OTHER_SAMPLES
-    apart = _differing_values(drill, attempt, found.rank, arrays=arrays, anew=anew, own=own, right=right, weights_last=last)
+    other = reason.code in _OF_OTHER_SAMPLES
+    apart = _differing_values(drill, attempt, found.rank, arrays=arrays, anew=anew, own=own, right=right, other_samples=other)
     others = sorted(attempt.traces.keys() - {found.rank}) if reason.code in _OF_ALL_RANKS and not apart else ()
     told = ((rank, _differing_values(drill, attempt, rank)) for rank in others)
     apart = apart or next(({**each, "of_rank": f" on rank {rank}"} for rank, each in told if each), {})
@@ -83,7 +85,7 @@ def _has_strange_data(began: AttemptStart | None) -> bool:
 def with_values_at_end(drill: Drill, reason: Cause) -> Cause:
     """Add to an end at another step the plain values of the first restart that had different ones."""
     begun = ((attempt, rank) for attempt in drill.chaos.attempts[1:] for rank in sorted(attempt.traces))
-    about = next(filter(None, (_differing_values(drill, attempt, rank, weights_last=True) for attempt, rank in begun)), {})
+    about = next(filter(None, (_differing_values(drill, attempt, rank, other_samples=True) for attempt, rank in begun)), {})
     return reason.explained(reason.because, **about)
 
 
@@ -107,18 +109,21 @@ def _differing_values(
     anew: bool = False,
     own: bool = False,
     right: Iterable[int] = (),
-    weights_last: bool = False,
+    other_samples: bool = False,
 ) -> Params:
     """Values that differ; those that differ on ranks that are `right` nevertheless come last. `arrays`: with NumPy's, which
     differ if the samples do; `anew`: with those that have the reference's first values, although the batch is not its first.
-    `own`: without private lists and mappings. `weights_last`: lists of tensors come last, as they may be the batch's own."""
+    `own`: without private lists and mappings. `other_samples`: without lists of texts, and with lists of tensors last, which
+    may be the batch's own."""
     names, expected, seen, step = _differing_names(drill, attempt, rank)
     if own:
         names = [name for name in names if not (_is_private(name) and _CONTAINER.fullmatch(seen[name]))]
-    first = next(iter(_fault_free(drill, rank)[0].values()), {}) if anew else {}
+    known = _fault_free(drill, rank)[0]
+    names = [name for name in names if not (other_samples and _are_new_texts(name, known))]
+    first = next(iter(known.values()), {}) if anew else {}
     names = [name for name in names if arrays or seen[name] == first.get(name) or not _ARRAY.fullmatch(expected[name])]
     harmless = {name for other in right for name in _differing_names(drill, attempt, other)[0]} if names else set[str]()
-    names.sort(key=lambda name: (name in harmless, weights_last and _are_weights(seen[name]), _order(name, seen[name])))
+    names.sort(key=lambda name: (name in harmless, other_samples and _are_weights(seen[name]), _order(name, seen[name])))
     saved = _saved_before(drill, attempt, rank)
     as_saved = [name for name in names if (name.rpartition("/")[2], seen[name]) in saved]
     had = [name for name in names if name not in as_saved]
@@ -241,6 +246,13 @@ def _order(path: str, seen: str) -> tuple[bool, bool, bool, bool, int, str]:
 
 def _are_weights(text: str) -> bool:
     return text.startswith("weights ")
+
+
+def _are_new_texts(name: str, known: _ByStep) -> bool:
+    """Whether it is a list of as many texts at each step, others at each: those of a batch."""
+    told = {held.get(name, "") for held in known.values()}
+    found = [_TEXTS.fullmatch(each) for each in told]
+    return len(told) == len(known) > 1 and len({each and each[1] for each in found}) == 1 and None not in found
 
 
 def _is_private(path: str) -> bool:

@@ -485,6 +485,17 @@ def test_long_texts_and_secrets_are_told_as_digests() -> None:
     assert api_key not in str(told) and command not in str(told)
 
 
+def test_of_a_list_of_texts_the_length_is_told() -> None:
+    files, pair, one = (
+        ["first.txt", "second.txt", "third.txt"],
+        ("first.txt", "second.txt, third.txt"),
+        "files of 3: " + "x" * 30,
+    )
+    told = ScriptValues(list).changed()
+    assert told["files"].startswith("list of 3: text ") and told["pair"].startswith("tuple of 2: text "), told
+    assert told["one"].startswith("text ") and "txt" not in told["files"] + told["pair"] and files and pair and one
+
+
 def test_it_is_asked_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_values, "MOST_LOOKS", 5)
     values = ScriptValues(list)

@@ -152,6 +152,25 @@ def test_of_other_data_weights_are_told_last(tmp_path: Path, skip_off: int) -> N
     assert f"the script had {', '.join(told[::-1] if skip_off else told)}, which" in f"{verdict.hint}", verdict.hint
 
 
+@pytest.mark.parametrize(
+    ("first", "held", "seen", "told"),
+    [
+        (f"list of 8: text {'1' * 16}", f"list of 8: text {'2' * 16}", f"list of 8: text {'3' * 16}", False),
+        (f"list of 9: text {'1' * 16}", f"list of 8: text {'2' * 16}", f"list of 9: text {'1' * 16}", True),
+        (f"list of 1: text {'1' * 16}", f"list of 1: text {'2' * 16}", "list()", False),
+        ("list of 2: 1, 2", "list of 2: 3, 4", "list of 2: 1, 2", True),
+        (f"text {'1' * 16}", f"text {'2' * 16}", f"text {'1' * 16}", True),
+    ],
+    ids=["as many, others at each step", "files left to read", "of a batch of one", "numbers", "a single text"],
+)
+def test_of_other_data_texts_of_the_batch_are_not_told(tmp_path: Path, first: str, held: str, seen: str, told: bool) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-1), kills=SCRIPT_KILLS[:1])
+    tell(run, {"names": first}, {"names": held}, {"names": held}, {"names": seen})
+    verdict = judge(run)
+    assert verdict.code == "batches_repeated", verdict.cause
+    assert (f"the script had names = {seen} (reference: {held}), which" in f"{verdict.hint}") == told, verdict.hint
+
+
 @pytest.mark.parametrize("place", ["0", "4", None], ids=["lost", "there", "unknown"])
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_batches_are_drawn_again_where_the_place_in_the_data_was_restored(
