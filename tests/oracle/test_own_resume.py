@@ -157,7 +157,7 @@ UNUSUAL_AND_WRONG = {
     "assigns": ("weights_not_restored", "tensors that no model has any more"),
     "phases-anew": ("optimizer_state_not_restored", "the optimizer started new, with the weights of step 10"),
     "clips-late": ("weights_not_restored", "they were saved before that"),
-    "loses-gradients": ("accumulation_window", "without the gradients that the ranks had accumulated before"),
+    "loses-gradients": ("accumulation_window", "without the gradients that each rank had accumulated before"),
     "experts-of-rank-0": ("weights_of_another_rank", "rank 1 restored what rank 0 holds"),
 }
 
