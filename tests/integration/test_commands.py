@@ -18,7 +18,9 @@ from tests.integration.ranks import eventually, make_orders
 from tests.integration.test_forkserver import Server, ready
 
 HERE = Path(__file__).parent / "commanded"
-TRAIN, RELAUNCH, FORKED = (str(HERE / name) for name in ("train.py", "relaunch.py", "forked.py"))
+TRAIN, RELAUNCH, FORKED, IN_A_THREAD = (
+    str(HERE / name) for name in ("train.py", "relaunch.py", "forked.py", "default_worker.py")
+)
 BIN = Path(sys.executable).parent
 TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node", "{workers_per_node}")
 FOR_EVER = "100000"
@@ -148,6 +150,14 @@ def test_ranks_that_multiprocessing_forks_write_down_how_they_ended(server: Serv
     assert [(event["exit_code"], event["completed"]) for event in exits] == [(0, True)] * 2
     ends = [read_end(LegLayout(tmp_path).attempt(1), rank) for rank in (0, 1)]
     assert [end and (end.completed, end.pid) for end in ends] == [(True, announced[rank]) for rank in (0, 1)]
+
+
+def test_the_end_of_the_thread_in_which_a_worker_of_ray_trains_is_its_end(server: Server, tmp_path: Path) -> None:
+    """The process has other threads, as Ray's workers have, which end with it."""
+    start(server, tmp_path, sys.executable, IN_A_THREAD, "2", workers=1)
+    announced = all_announced(server, 1)
+    exited, *_ = server.until("stopped")
+    assert (exited["pid"], exited["signal"], exited["completed"]) == (announced[0], signal.SIGKILL, True)
 
 
 @pytest.mark.nightly
