@@ -384,7 +384,7 @@ class ScriptTraining:
         self.position, self._stepped, self._recorded, self._began_with = Position(), [], True, ""
 
     def finish(self, *, waiting: bool = True) -> None:
-        """Handle the script's normal end, `waiting` for its threads unless it trained in one: Ray's stay as long as the process.
+        """Handle the script's normal end, `waiting` for its threads unless it trained in one: Ray's stay with the process.
         Raises UserScriptError when it trained nothing."""
         if waiting and threading.current_thread() is threading.main_thread():
             threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # with a save under way perhaps

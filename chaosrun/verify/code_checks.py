@@ -220,6 +220,12 @@ _FAULTS: Mapping[str, Row] = {
         "on a cluster; a script that ignores SIGTERM never leaves before that",
     ),
     "fault_not_shown.notice_taken": Row("", NOTICE_TAKEN, NOTICE_TAKEN_HINT),
+    "fault_not_shown.failed_on_notice": Row(
+        "",
+        script("it crashed after the notice of {fault}, instead of leaving", likely=True),
+        "what it does on SIGTERM crashes, or its ranks act on the notice at different steps and wait for each other in vain, "
+        "as in a save that one of them makes alone: the tracebacks are in the logs of attempt {attempt}",
+    ),
     "fault_not_shown.used": Row("", ours("the job resumed from a checkpoint that {fault} had damaged")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")

@@ -50,7 +50,7 @@ STREAM_ROWS: Mapping[str, Row] = {
         ),
     ),
     "rng_of_another_step.own": detail(
-        hint="the random streams are at the position of step {step}, not of step {base}: saved at another time, or something "
-        "drew that many numbers after the restore (an evaluation){scope}"
+        hint="the random streams are at the position of step {step}, not of step {base}: saved at another time (between a "
+        "step's forward pass and its update), or something drew that many numbers after the restore (an evaluation){scope}"
     ),
 }

@@ -56,9 +56,12 @@ def _because(fault: Fault, problem: Disproof, drill: Drill) -> tuple[str | None,
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))
     if attempt is not None and attempt.unplanned and not struck:
-        death = Cause(attempt.unplanned[0].code or "recovery_failed").blame
+        first = attempt.unplanned[0]
+        death = Cause(first.code or "recovery_failed").blame
         if death.whose == "machine":
             return "other_death", {"death": death.reason}
+        if fault.facts.notice and drill.by_script and first.code is None:
+            return "failed_on_notice", {"attempt": attempt.number}
     return None, {}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
+from chaosrun.faults.landed import requests_of
 from chaosrun.records.events import TRAINED, FaultObserved, LegFinished
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
@@ -125,7 +126,10 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
         return None
     if end.code not in (None, "hung", "out_of_memory"):
         return None
-    struck = [seen for seen in chaos.events(FaultObserved) if seen.how != "note"]
+    observed = chaos.events(FaultObserved)
+    # A script that crashes on its notice leaves no evidence of it but the request.
+    notices = [each for fault in drill.plan.faults if fault.facts.notice for each in requests_of(fault, chaos)]
+    struck = [*(seen for seen in observed if seen.how != "note"), *(notices if drill.by_script else ())]
     last = max(struck, key=lambda seen: seen.attempt, default=None)
     if last is None or last.attempt >= len(chaos.attempts):
         return None
@@ -137,11 +141,11 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
         return None
     known = {fault.id: fault for fault in drill.plan.faults}
     # If an attempt had several faults, the one that damaged a file is a likelier reason than the kill.
-    beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
+    beside = sorted({seen.fault for seen in (*struck, *observed) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
     code = "never_came_back" if drill.by_script else "raises_after_restart"
-    damaged = any(known[name].kind not in _HARMLESS or known[name].phase == "save" for name in beside if name in known)
-    because = None if damaged or cut_short(chaos) else "whole"
+    harmful = any(known[name].kind not in _HARMLESS or known[name].phase == "save" for name in beside if name in known)
+    because = None if harmful or last in notices or cut_short(chaos) else "whole"
     if because and drill.by_script and any(each.number > last.attempt and each.steps for each in chaos.attempts):
         because = "later"
     if because and drill.by_script and any(each.error and each.error.type in _UNSET for each in chaos.attempts[-1].unplanned):

@@ -879,6 +879,36 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
     assert judge(run).status == "INCONCLUSIVE"
 
 
+def crashing_on_notice(run: RunLayout) -> None:
+    crashed = put(event="death.unplanned", reason="rank 0 crashed with SIGABRT at step 5", step=5, code=None, error=None)
+    edit_journal(run, "chaos", only("fault.observed", crashed))
+
+
+@pytest.mark.parametrize(("kind", "whose"), [("preempt", "yours"), ("kill", "chaosrun")])
+def test_one_that_crashes_on_its_notice(tmp_path: Path, kind: str, whose: str) -> None:
+    run = write_script_run(tmp_path, kills=[replace(SCRIPT_KILLS[0], kind=kind)])
+    crashing_on_notice(run)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("INCONCLUSIVE", "fault_not_shown", whose), verdict.cause
+    assert "before its attempt was ended: rank 0 crashed with SIGABRT" in verdict.cause
+    assert ("the tracebacks are in the logs of attempt 1" in f"{verdict.hint}") == (whose == "yours"), verdict.hint
+
+
+@pytest.mark.parametrize(("kind", "code"), [("preempt", "never_came_back"), ("kill", "script_failed")])
+def test_one_that_never_comes_back_after_a_crash_on_its_notice(tmp_path: Path, kind: str, code: str) -> None:
+    """As transformers' checkpoint on SIGTERM, which each rank begins by a timer of its own, and leaves behind incomplete."""
+    run = write_script_run(
+        tmp_path, habits=Habits(never_back="ckpt-4/optimizer.pt"), kills=[replace(SCRIPT_KILLS[0], kind=kind)]
+    )
+    crashing_on_notice(run)
+    edit_journal(run, "chaos", only("leg.finished", put(outcome="user_error", message="rank 0 raised ValueError")))
+    verdict = judge(run)
+    assert (verdict.status == "FAIL", verdict.code, verdict.blame.whose) == (kind == "preempt", code, "yours"), verdict.cause
+    if kind == "preempt":
+        assert "never recovered after F1 (preemption notice" in verdict.cause
+        assert "what a fault leaves behind" in verdict.blame.reason
+
+
 @pytest.mark.parametrize(
     ("says", "refused"),
     [
