@@ -67,6 +67,17 @@ def test_what_another_attempt_cannot_mend_ends_the_leg_at_once(outcome: Outcome,
     assert actions[-1] == (Finish(outcome=outcome, message="no", hint="so"),)
 
 
+@pytest.mark.parametrize(("code", "outcome"), [("launcher_ended", "user_error"), ("hung", "completed")])
+def test_of_ranks_that_say_that_they_have_completed_the_launcher_may_know_better(code: Any, outcome: str) -> None:
+    """As of Ray Train's workers, which Ray kills after any end of their training."""
+    failed = life.Failure(code=code, message="ValueError: bad batch", outcome="user_error", error=("launcher", "1"))
+    ends = (life.RankDeath(rank=0), life.RankDeath(rank=1), life.RankDeath(rank=0, failure=failed), life.Stopped())
+    _, actions = run(life.Placed(), *started(), *ends, max_restarts=0)
+    (end,) = actions[-1]
+    assert isinstance(end, Finish) and end.outcome == outcome
+    assert (end.message == "ValueError: bad batch") == (outcome == "user_error")
+
+
 def test_nothing_happens_after_the_end() -> None:
     state, _ = run(over("resources", "no room"))
     assert decide(state, life.Stopped()) == (state, ())
