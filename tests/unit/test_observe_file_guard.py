@@ -281,7 +281,7 @@ def test_checkpoints_are_kept_wherever_they_lie(job: Path, tmp_path: Path) -> No
         path.write_text("the team's")
     leg = leg_of(job)
     saves = [("over", f"torch.save({{}}, {str(old)!r})"), ("in place of", f"Path('t').touch(); os.replace('t', {str(old)!r})")]
-    home = Path.home() / "chaosrun-none" / "new.pt"
+    home = Path.home() / f"chaosrun-none-{os.getpid()}" / "new.pt"  # a folder left by a run that failed is another's
     new = f"os.makedirs({str(home.parent / 'deep')!r}); open({str(home.parent / 'deep' / home.name)!r}, 'wb')"
     found = tried(job, leg, (), *saves, ("other files", f"open({str(ids)!r}, 'a')"), ("step", STEP), ("new", new))
     assert not home.parent.exists(), "nothing is left of what was refused"
