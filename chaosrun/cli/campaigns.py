@@ -12,7 +12,7 @@ from chaosrun import api
 from chaosrun.cli import options
 from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.records.destination import expect_writable
-from chaosrun.report.output import printed, warn, write_out
+from chaosrun.report.output import warn, write_out
 
 if TYPE_CHECKING:
     from chaosrun.campaign.results import SuiteResult
@@ -66,8 +66,7 @@ def suite(
         asked_s=now_s,
     )
     if list_:
-        options.show(out, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
-        return printed()
+        return options.show(out, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
     short = {"early": options.early_of(to_the_end), "overrides": options.begun(from_the_beginning)}
     run = partial(api.suite, request, resume=resume, at_once=at_once, **short, root=root, address=address)
     result = _run_suite(run, junit, markdown, out)

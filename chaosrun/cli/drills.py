@@ -39,7 +39,7 @@ from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import default_root, run_argument
 from chaosrun.report.escapes import harmless
-from chaosrun.report.output import printed, warn, write_json, write_out
+from chaosrun.report.output import warn, write_json, write_out
 from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def plan(job: Drilled = None, /, *overrides: Overrides, asked: WayIn = NOTHING, 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=out.quiet)
     loaded, faults = api.plan(drilled, changes)
     told = {"v": 1, "job": _called(drilled), "name": loaded.spec.name, "plan": faults.to_json()}
-    show(out, lambda: told, lambda: render_plan(loaded.spec, faults))
-    return printed()
+    return show(out, lambda: told, lambda: render_plan(loaded.spec, faults))
 
 
 def validate(

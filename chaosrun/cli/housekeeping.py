@@ -11,7 +11,6 @@ from cyclopts import App, Parameter
 from chaosrun import api
 from chaosrun.cli.options import OUT, Out, Root, as_text, duration_s, show
 from chaosrun.errors import UsageError
-from chaosrun.report.output import printed
 from chaosrun.wording import count, size, span
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ DAY_S = 86400.0
 def env(*, root: Root = None, out: Out = OUT) -> int:
     """Print what a bug report needs: versions, machine, limits and settings, without secrets."""
     facts = api.environment(root)
-    show(out, lambda: facts, lambda: "".join(f"{line}\n" for line in environment_lines(facts)))
-    return printed()
+    return show(out, lambda: facts, lambda: "".join(f"{line}\n" for line in environment_lines(facts)))
 
 
 def environment_lines(facts: "Facts", indent: str = "") -> Iterator[str]:
@@ -136,8 +134,7 @@ def completion_of(app: App) -> Callable[..., int]:
             show(out, lambda: {"v": 1, "shell": chosen, "path": str(path)}, lambda: said)
             return 0
         script = app.generate_completion(shell=chosen)
-        show(out, lambda: {"v": 1, "shell": chosen, "script": script}, lambda: script)
-        return printed()
+        return show(out, lambda: {"v": 1, "shell": chosen, "script": script}, lambda: script)
 
     return completion
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from chaosrun.errors import UsageError
 from chaosrun.records.naming import default_root
-from chaosrun.report.output import has_colour, page_width, rendered, tell, write_json, write_out
+from chaosrun.report.output import has_colour, page_width, printed, rendered, tell, write_json, write_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -180,12 +180,13 @@ def about(run: "RunLayout", **more: object) -> dict[str, object]:
     return {"v": 1, "run": run.run_id, "path": str(run.path.absolute()), **more}
 
 
-def show(out: Out, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> None:
-    """Print the result: as JSON for programs, or as a page for people."""
+def show(out: Out, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> int:
+    """Print the result: as JSON for programs, or as a page for people. Returns the exit code of `printed`."""
     if out.is_json:
         write_json(value())
     else:
         write_out(told if isinstance(told := page(), str) else as_text(told))
+    return printed()
 
 
 def show_verdict(run: "RunLayout", verdict: "Verdict", out: Out, *, verbose: bool) -> None:

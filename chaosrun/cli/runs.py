@@ -32,8 +32,9 @@ def list_(*, root: Root = None, out: Out = OUT) -> int:
     fields = [
         {"run": run.run_id, **{name: getattr(run, name) for name in same}, "path": str(run.path.absolute())} for run in runs
     ]
-    show(out, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, root=root or default_root(), now_s=time.time()))
-    return printed()
+    return show(
+        out, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, root=root or default_root(), now_s=time.time())
+    )
 
 
 def status(
@@ -62,8 +63,7 @@ def status(
         if out.is_json:
             return printed()
     seen = read_status(layout, supervised=is_supervised(layout))
-    show(out, seen.to_json, lambda: "".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
-    return printed()
+    return show(out, seen.to_json, lambda: "".join(f"{line}\n" for line in status_lines(seen, now_s=time.time())))
 
 
 def logs(

@@ -80,21 +80,6 @@ def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
 
 def write_out(text: str) -> bool:
     """Write to stdout; False if it was not written. A closed reader is not an error, and a full disk is reported once."""
-    return _write(text) is None
-
-
-def write_product(text: str) -> int:
-    """Write a command's result to stdout. Returns the exit code of `printed`."""
-    _write(text)
-    return printed()
-
-
-def printed() -> int:
-    """The exit code of a command that does nothing but print: that of full storage when not all could be written to stdout."""
-    return ResourcesError.exit_code if sys.stdout in _refused else 0
-
-
-def _write(text: str) -> OSError | None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -104,8 +89,19 @@ def _write(text: str) -> OSError | None:
         if not isinstance(error, BrokenPipeError):
             _refused.add(sys.stdout)
             write_error(f"stdout cannot be written: {error.strerror}", None, colour=False)
-        return error
-    return None
+        return False
+    return True
+
+
+def write_product(text: str) -> int:
+    """Write a command's result to stdout. Returns the exit code of `printed`."""
+    write_out(text)
+    return printed()
+
+
+def printed() -> int:
+    """The exit code of a command that does nothing but print: that of full storage when not all could be written to stdout."""
+    return ResourcesError.exit_code if sys.stdout in _refused else 0
 
 
 def report_error(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:

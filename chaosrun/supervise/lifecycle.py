@@ -327,7 +327,8 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     assert state.phase in ("starting", "running", "stopping"), state.phase
     if state.ending is not None:
         return _finish(state, state.ending)
-    # Reported after the ends of all ranks only where one left with an error, or the launcher alone knows how: then it decides.
+    # A launcher's failure comes after the ends of all ranks only if one left with an error, or if the launcher alone knows how
+    # it ended: then the launcher decides.
     by_launcher = state.failure is not None and state.failure.code == "launcher_ended"
     if len(state.completed) == state.world_size and not by_launcher:
         return _finish(state, Finish(outcome="completed", message="all ranks completed the training"))

@@ -118,8 +118,9 @@ def _differing_values(
     names, expected, seen, step = _differing_names(drill, attempt, rank)
     if own:
         names = [name for name in names if not (_is_private(name) and _CONTAINER.fullmatch(seen[name]))]
-    known = _fault_free(drill, rank)[0]
-    names = [name for name in names if not (other_samples and _are_new_texts(name, known))]
+    known = _fault_free(drill, rank)[0] if other_samples or anew else {}
+    if other_samples:
+        names = [name for name in names if not _are_new_texts(name, known)]
     first = next(iter(known.values()), {}) if anew else {}
     names = [name for name in names if arrays or seen[name] == first.get(name) or not _ARRAY.fullmatch(expected[name])]
     harmless = {name for other in right for name in _differing_names(drill, attempt, other)[0]} if names else set[str]()

@@ -128,8 +128,9 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
         return None
     observed = chaos.events(FaultObserved)
     # A script that crashes on its notice leaves no evidence of it but the request.
-    notices = [each for fault in drill.plan.faults if fault.facts.notice for each in requests_of(fault, chaos)]
-    struck = [*(seen for seen in observed if seen.how != "note"), *(notices if drill.by_script else ())]
+    told_to_leave = (fault for fault in drill.plan.faults if drill.by_script and fault.facts.notice)
+    notices = [each for fault in told_to_leave for each in requests_of(fault, chaos)]
+    struck = [*(seen for seen in observed if seen.how != "note"), *notices]
     last = max(struck, key=lambda seen: seen.attempt, default=None)
     if last is None or last.attempt >= len(chaos.attempts):
         return None
