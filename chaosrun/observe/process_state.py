@@ -174,14 +174,16 @@ def unread(before: Collection[tuple[int, int]], waiting: Mapping[int, int]) -> I
 
 
 def waiting_bytes() -> dict[int, int]:
-    """How many bytes wait in each pipe, and each socket between processes of this machine; those of a network are torch's
-    own. No socket object is made of one: that could make it non-blocking, for the script as well."""
+    """How many bytes wait in each pipe that this process can read, and each socket between processes of this machine; those
+    of a network are torch's own, and what it has printed waits for another to read it. No socket object is made of one: that
+    could make it non-blocking, for the script as well."""
     local = {int(line.split()[6]) for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]}
     found: dict[int, int] = {}
     for number in descriptors():
         with contextlib.suppress(OSError):  # closed meanwhile
             about = os.fstat(number)
-            if stat.S_ISFIFO(about.st_mode) or (stat.S_ISSOCK(about.st_mode) and about.st_ino in local):
+            reads = stat.S_ISFIFO(about.st_mode) and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+            if reads or (stat.S_ISSOCK(about.st_mode) and about.st_ino in local):
                 count = array.array("i", [0])
                 fcntl.ioctl(number, termios.FIONREAD, count)
                 found[number] = count[0]

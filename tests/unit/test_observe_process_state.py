@@ -60,6 +60,22 @@ def test_to_look_at_what_waits_leaves_sockets_as_they_are() -> None:
         other.close()
 
 
+def test_what_was_printed_and_not_yet_read_is_not_looked_at() -> None:
+    code = "from chaosrun.observe.process_state import waiting_bytes; print(5); print(1 in waiting_bytes())"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    asked = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=False, env=environment)
+    assert asked.stdout is not None and os.read(asked.stdout.fileno(), 1) == b"5"
+    assert asked.communicate()[0] == b"\nFalse\n" and asked.returncode == 0
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"x")
+        found = process_state.waiting_bytes()
+        assert found[reader] == 1 and writer not in found
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_settings_are_told_after_newer_ones_were_used() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     first = str([*process_state.settings()])
