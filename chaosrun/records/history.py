@@ -22,6 +22,7 @@ from chaosrun.records.run_file import read_object, readable
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import EndRecord, RankTrace, Source, StartRecord, StepRecord
 
+_NOT_WRITTEN = "a machine that goes down loses what it has not yet written to its disk"
 _Event = TypeVar("_Event", bound=recorded.JournalEvent)
 TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
 """A function such as `records.trace_reader.read_trace`."""
@@ -159,6 +160,7 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     environment = readable(lambda: read_object(layout.environment), problems) if layout.environment.exists() else None
     opened, began, left = opened_records(layout, problems), read_began(layout, problems), read_left(layout, problems)
     files = {"opened": of_other_legs(opened), "read_again": tuple(record for record in opened if not record.left_by)}
+    problems.extend(_lost_in_a_crash(history, began.step if began else 0))
     return replace(history, environment=environment, **files, began=began, left=left, problems=tuple(problems))
 
 
@@ -243,6 +245,28 @@ def _contradictions(layout: LegLayout, attempt: Attempt) -> Iterator[str]:
         if beat and beat.recorded > last:
             ends = f"ends at step {last}" if last else "is missing, or empty"
             yield f"attempt {attempt.number}: the trace of rank {rank} {ends}, its heartbeat is at step {beat.recorded}"
+
+
+def _lost_in_a_crash(history: LegHistory, given: int) -> Iterator[str]:
+    """Under a new supervisor, a rank went on from a step that its traces had not reached: where a machine goes down, a synced
+    checkpoint outlives them. `given`: the step at which the leg began."""
+    taken_over = min((event.seq for event in history.events(recorded.SupervisorResumed)), default=None)
+    reached: dict[int, int] = {}
+    for attempt, start in zip(history.attempts, history.events(recorded.AttemptStarting), strict=True):
+        furthest = max(reached.values(), default=given)
+        for rank in attempt.starts if taken_over is not None and taken_over < start.seq else ():
+            base, last = attempt.start_of(rank), reached.get(rank, given)
+            # A rank may have died in a step that the others have recorded.
+            if base > furthest or base > last + 1:
+                lost = f"the traces of rank {rank} end at step {last}, but attempt {attempt.number} went on from step {base}"
+                yield f"{lost}: {_NOT_WRITTEN}"
+        for rank in attempt.pids if attempt.stopped is None and attempt is not history.attempts[-1] else ():
+            # A rank that was killed leaves a whole one.
+            beat = history.layout.attempt(attempt.number).heartbeat(rank)
+            if rank not in attempt.starts and beat.exists() and not beat.stat().st_size:
+                yield f"attempt {attempt.number}: the records of rank {rank} are empty: {_NOT_WRITTEN}"
+        for rank, trace in attempt.traces.items():
+            reached[rank] = max(reached.get(rank, given), attempt.start_of(rank), trace.steps.last)
 
 
 def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:

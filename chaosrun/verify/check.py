@@ -320,6 +320,13 @@ def _began_at(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> int:
     return first.resume_step if first and first.resume and not unproven(reference, chaos, spec) else 0
 
 
+def records_damaged(problems: Sequence[str]) -> CheckResult | None:
+    if not problems:
+        return None
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return inconclusive("records_damaged", first=problems[0], more=more, problems=list(problems))
+
+
 def unproven(reference: LegHistory, chaos: LegHistory, spec: JobSpec) -> str | None:
     """Why the records do not show that the first attempt's checkpoint was the reference's; None if they do. See
     docs/exactness.md, "Where a drill begins"."""

@@ -12,7 +12,7 @@ from chaosrun.records.history import Attempt, LegHistory, changed_settings
 from chaosrun.records.inputs import read_inputs, was_edited
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
-from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, skipped, unproven
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, records_damaged, skipped, unproven
 from chaosrun.verify.code_checks import irreproducible
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import FIELDS, KINDS, Kind, differing_keys, unlike_orders
@@ -31,13 +31,6 @@ def records(drill: Drill) -> CheckResult:
         return damaged
     traces = sum(len(attempt.traces) for leg in legs for attempt in leg.attempts)
     return passed(f"{traces} traces and 2 journals read in full", traces=traces)
-
-
-def records_damaged(problems: Sequence[str]) -> CheckResult | None:
-    if not problems:
-        return None
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return inconclusive("records_damaged", first=problems[0], more=more, problems=list(problems))
 
 
 def completed(drill: Drill) -> CheckResult:

@@ -11,12 +11,12 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import RankTrace, Source
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify import alignment, landed, libraries, recovery, replicas
-from chaosrun.verify.check import CheckResult, Divergence, Drill, failed, inconclusive, passed
+from chaosrun.verify.check import CheckResult, Divergence, Drill, failed, inconclusive, passed, records_damaged
 from chaosrun.verify.checks import run_checks
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import divergence_of
 from chaosrun.verify.lineage import Lineage, lineage
-from chaosrun.verify.premises import bits_differ, canaries, not_ended, records_damaged
+from chaosrun.verify.premises import bits_differ, canaries, not_ended
 from chaosrun.verify.restored import reference_state
 from chaosrun.verify.ruling import Ruling, first_of, of_check, of_damage, of_divergence, of_end, only_missing
 from chaosrun.verify.steps import reference_parameters

@@ -13,7 +13,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
-from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import CheckResult, Drill, failed, inconclusive, passed, records_damaged, skipped
 from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import completes
 from chaosrun.wording import count
@@ -43,6 +43,8 @@ def lineage(drill: Drill) -> CheckResult:
         missing = sorted({*chain.missing(rank, final)} - {*died_in(drill, rank)})
         beyond = [step for step in own if step > final] if own.last > final else []
         if missing or beyond:
+            if missing and (damaged := records_damaged(drill.chaos.problems)):
+                return damaged  # which may have held those steps
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
             about: Params = {"rank": rank, "step": step, "final": final, "missing": missing, "beyond": beyond}
             # It went on from what another rank had saved, which did not wait for it.
@@ -112,6 +114,8 @@ def went_on_from(drill: Drill) -> Iterator[tuple[Params, Cause | None]]:
         newest = max((step for step in committed.values() if step in kept), default=0)
         point: Params = {"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest}
         wrong = None
+        if drill.chaos.problems:  # the records that are damaged may have held it
+            reached = max(reached, attempt.resume_step)
         if refused := _not_taken_back(drill.chaos.attempts, attempt):
             name, death = refused
             at = _raised_by_the_script(death)

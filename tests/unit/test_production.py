@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from legs import Bugs, edit_trace, only, put, write_run
+from legs import Bugs, edit_journal, edit_trace, only, put, write_run
 from run_files import tell, write_info
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 from test_verify_began import BUGS
@@ -428,3 +428,44 @@ def test_what_is_no_port_is_told_in_plain_words(tmp_path: Path, asked: str, why:
     write_info(run, kind="run", metrics=asked)
     with pytest.raises(UsageError, match=f"^metrics cannot be served on {asked}: {why}"), served(run):
         pass
+
+
+def go_down(run: RunLayout, attempt: int) -> None:
+    """The machine goes down in this attempt, and what it has not synced of the attempt is lost; another supervisor goes on."""
+    leg = run.leg("chaos")
+
+    def succeed(line: dict[str, Any]) -> dict[str, Any]:
+        last = line["event"] == "attempt.stopped" and line["attempt"] == attempt
+        return {"v": line["v"], "time_s": line["time_s"], "event": "supervisor.resumed", "supervisor_pid": 2} if last else line
+
+    edit_journal(run, "chaos", succeed)
+    for rank in leg.attempt(attempt).path.glob("rank-*.trace"):
+        rank.write_bytes(b"")
+        rank.with_suffix(".heartbeat").write_bytes(b"")
+
+
+@pytest.mark.parametrize("by_script", [False, True])
+def test_traces_that_went_down_with_the_machine_are_no_mistake_of_the_job(tmp_path: Path, by_script: bool) -> None:
+    """A checkpoint that was synced survives the traces of how it was reached."""
+    run = write_script_run(tmp_path) if by_script else write_run(tmp_path)
+    go_down(run, 2)
+    drill, production = judge(run), account(run).ruling
+    assert (drill.status, production.status) == ("INCONCLUSIVE", "INCONCLUSIVE")
+    for told in (drill.cause, production.headline):
+        assert "a machine that goes down loses what it has not yet written to its disk" in f"{told}"
+    assert not any(isinstance(each, RecoveryDiverged) for each in judged_live(run))
+    # Of the lost files nothing but their names may be left, or not even these.
+    for path in run.leg("chaos").attempt(2).path.glob("*.heartbeat"):
+        path.unlink()
+    told = "the traces of rank 1 end at step 6, but attempt 3 went on from step 8"
+    assert any(told in problem for problem in read_leg(run.leg("chaos")).problems)
+
+
+def test_a_first_attempt_that_left_only_empty_files_is_not_taken_for_one_that_did_nothing(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    go_down(run, 1)
+    assert any("attempt 1: the records of rank 0 are empty" in problem for problem in read_leg(run.leg("chaos")).problems)
+    for path in run.leg("chaos").attempt(1).path.glob("*.heartbeat"):
+        Heart().open(path)
+    # A rank that was killed before it trained leaves a heartbeat.
+    assert not any("are empty" in problem for problem in read_leg(run.leg("chaos")).problems)
