@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 from chaosrun import __version__
 from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError, of_the_machine
-from chaosrun.report.output import report_error
+from chaosrun.report.output import lose_what_stderr_refuses, report_error
 
 __all__ = ["app", "main"]
 
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    lose_what_stderr_refuses()
     if isinstance(sys.stdout, TextIOWrapper):
         # A character that the terminal's encoding lacks must not lose the report of a drill.
         sys.stdout.reconfigure(errors="replace")

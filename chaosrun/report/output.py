@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from weakref import WeakSet
 
 from chaosrun.errors import ResourcesError
@@ -104,6 +104,21 @@ def printed() -> int:
     return ResourcesError.exit_code if sys.stdout in _refused else 0
 
 
+class _Lossy(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
+def lose_what_stderr_refuses() -> None:
+    """Neither a disk that is full below the log of stderr nor a reader who left may end a drill, or change its exit code."""
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        raw = io.BufferedWriter(_Lossy(sys.stderr.fileno(), "wb", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
 def report_error(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:
     """Write the error that ends a command, on stdout as well if its line asks for JSON. Returns the exit code."""
     write_error(message, hint, colour=has_colour(sys.stderr, os.environ))
@@ -136,12 +151,8 @@ def write_error(message: str, hint: str | None, *, colour: bool) -> None:
     lines = f"{red}error:{plain} {harmless(message)}\n"
     if hint:
         lines += f"{cyan}hint:{plain} {harmless(hint)}\n"
-    try:
-        sys.stderr.write(lines)
-        sys.stderr.flush()
-    except BrokenPipeError:
-        # The reader is gone: the exit code still reports the error, unless the interpreter's last flush fails as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.stderr.write(lines)
+    sys.stderr.flush()
 
 
 def warn(sentences: Sequence[str]) -> None:

@@ -503,6 +503,14 @@ class TestProcess:
         process.stderr.close()
         assert process.wait(timeout=300) == 2
 
+    @pytest.mark.parametrize("arguments", ["wait latest", "init job --template torch"])
+    def test_a_disk_that_is_full_below_stderr_ends_nothing(self, tmp_path: Path, arguments: str) -> None:
+        command = [str(Path(sys.executable).with_name("chaosrun")), *arguments.split()]
+        with Path("/dev/full").open("wb") as full:
+            ended = subprocess.run(command, cwd=tmp_path, stderr=full, timeout=300, check=False).returncode
+        # `init` warns that its workflow is in no repository.
+        assert ended == (2 if "wait" in arguments else 0)
+
     def start(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "chaosrun", *arguments]
         environ = {**ENVIRON, **environ}
