@@ -127,7 +127,8 @@ _VERDICTS: Mapping[str, Row] = {
     "reference_of_another_job": Row(
         "the reference of run {run} is not this job's: a fault-free run of this job differs from it: {difference}",
         Blame(whose="yours", part="command", reason="the reference that was named is not this job's"),
-        UNREPEATABLE_HINT,
+        "leave out --reference, or name a run made since the script, its data or the machine changed: a drill with a new "
+        "reference also says whether the job repeats itself",
     ),
     "not_of_the_restore": Row(
         "not shown to come from the restore",
