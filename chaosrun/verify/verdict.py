@@ -149,8 +149,8 @@ def _judged(run: RunLayout) -> Verdict:
     plan = FaultPlan.read(run.plan_json)
     spec = spec_of(run)
     if info.kind == "run":
-        return _judged_run(read_leg(recorded_leg(run, info, RUN)), spec, plan)
-    legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
+        return _judged_run(_leg_of(run, info, RUN), spec, plan)
+    legs = [reference := _leg_of(run, info, "reference"), _leg_of(run, info, "chaos", begun=reference.outcome == "completed")]
     second = recorded_leg(run, info, "confirm")
     confirming = read_leg(second) if second.attempts() else None
 
@@ -174,6 +174,16 @@ def _judged(run: RunLayout) -> Verdict:
     missing, how = _unconfirmed(info, spec, verdict, confirming)
     doubt = [UNCONFIRMED.format(how=how)] if how else []
     return replace(verdict, warnings=(*doubt, *masked, *replaced, *verdict.warnings), unconfirmed=missing)
+
+
+def _leg_of(run: RunLayout, info: RunInfo, name: str, *, begun: bool = True) -> LegHistory:
+    """A leg of the run's own. A run that is continued loses its verdict first, so one with a verdict has ended in each leg that
+    has `begun`."""
+    leg = read_leg(recorded_leg(run, info, name))
+    if leg.finished or not begun or not run.verdict_json.is_file():
+        return leg
+    lost = f"the record of its end is lost: {run.verdict_json.name} shows that the run has ended"
+    return replace(leg, problems=(*leg.problems, lost))
 
 
 def _unconfirmed(info: RunInfo, spec: JobSpec, verdict: Verdict, second: LegHistory | None) -> tuple[bool, str | None]:

@@ -200,3 +200,24 @@ def test_a_file_that_cannot_be_read_is_no_bug(run: RunLayout) -> None:
     trace.mkdir()
     with pytest.raises(UsageError, match=r"rank-1\.trace cannot be read: Is a directory"):
         api.verify(run)
+
+
+@pytest.mark.parametrize("leg", ["reference", "chaos"])
+@pytest.mark.parametrize("lost", ["all", "journal", "end"])
+def test_a_run_that_had_its_verdict_has_not_just_not_ended(run: RunLayout, leg: str, lost: str) -> None:
+    """Nor can it be resumed: a verdict is removed first."""
+    folder, journal = run.leg(leg).path, run.leg(leg).journal
+    match lost:
+        case "all":
+            shutil.rmtree(folder)
+        case "journal":
+            journal.unlink()
+        case _:
+            journal.write_bytes(journal.read_bytes()[:-20])
+    verdict = judge(run)
+    assert verdict.status == "INCONCLUSIVE"
+    assert verdict.code == ("records_damaged" if lost == "journal" else "not_finished")
+    run.verdict_json.write_text("{}")
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "records_damaged")
+    assert verdict.blame.whose == "machine"
