@@ -36,6 +36,7 @@ from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
 from chaosrun.records.events import RaisedError
 from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import RUN
 from chaosrun.records.markers import WorkerEnd, read_markers
 from chaosrun.records.order import WorkerOrder
 
@@ -201,7 +202,7 @@ def _set_up_leg(context: WorkerContext) -> None:
     # A variable may name the leg's own folder.
     os.environ.update({name: leg.filled_in(value) for name, value in os.environ.items() if "{output}" in value})
     before_os_exit(functools.partial(_leave_by_os_exit, context))
-    if order.by == "script":
+    if order.by == "script" and order.leg != RUN:  # in production it writes where it would without chaosrun
         context.file_guard = FileGuard(order)
         context.file_guard.install()
     context.settling.listen()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from chaosrun.cli import main
 from chaosrun.records.trace_reader import read_trace
@@ -174,6 +175,46 @@ def test_a_script_that_leaves_on_a_notice_of_the_cluster_has_not_completed(
     assert (death["code"], death["step"]) == ("told_to_leave", 5)
     told = f"rank 0 was told to leave ({notice}): it left after step 5"
     assert death["reason"] == told
+
+
+GOES_ON = """\
+import os, signal, sys
+
+import torch
+
+to = sys.argv[1]
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+weights, moments, stream, begin = torch.load(to)
+model.load_state_dict(weights), optimizer.load_state_dict(moments), torch.set_rng_state(stream)
+for step in range(begin + 1, 23):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    if step == 15 and os.environ["CHAOSRUN_ATTEMPT"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step % 4 == 0:
+        torch.save([model.state_dict(), optimizer.state_dict(), torch.get_rng_state(), step], to)
+"""
+
+
+@pytest.mark.parametrize("to", ["last.pt", "{root}/last.pt"])
+def test_a_script_goes_on_from_a_checkpoint_of_its_own_that_was_there_before_and_saves_over_it(
+    warm_drills: WarmDrills, tmp_path: Path, to: str
+) -> None:
+    """A drill refuses that, as its legs would share it."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    begun = [model.state_dict(), torch.optim.AdamW(model.parameters()).state_dict(), torch.get_rng_state(), 10]
+    torch.save(begun, tmp_path / "last.pt")
+    (tmp_path / "train.py").write_text(GOES_ON)
+    job = tmp_path / "job.yaml"
+    job.write_text(f"{{name: job, script: train.py, workers: 1, args: [{to.format(root=tmp_path)}]}}\n")
+    verdict = warm_drills.production(job, root=tmp_path / "root").verdict
+    assert (verdict.status, verdict.code, verdict.steps) == ("PASS", "recoveries_agree", 12), verdict.cause
+    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 2]
+    assert torch.load(tmp_path / "last.pt")[3] == 20
 
 
 def test_a_run_whose_script_failed_goes_on_once_that_is_mended(warm_drills: WarmDrills, tmp_path: Path) -> None:
