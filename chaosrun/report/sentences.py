@@ -25,6 +25,7 @@ _NOTICES = {
     "attempt.placed": "attempt {attempt} resumes from {place}",
     "supervisor.lost": "the supervisor (pid {pid}) {how}: another one takes over",
     "faults.not_struck": "faults that the job file plans are not struck in a run: `chaosrun submit` drills the job with them",
+    "run.left_behind": "begins anew; run {other} of this job has not ended: `chaosrun resume {again}` continues it",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
 }
 """Notices that a supervisor gives besides the events of its journals."""

@@ -40,6 +40,9 @@ class Production:
                 plan, faults = FaultPlan.read(self.run.plan_json), spec.faults
                 if not leg.journal.exists() and any((faults.schedule, faults.random, faults.replay, faults.preset)):
                     self.legs.on_record({"leg": RUN, "event": "faults.not_struck", "time_s": time.time()})
+                if not leg.journal.exists() and (left := _left_behind(self.run, info)):
+                    named = {"other": left.run_id, "again": run_argument(left)}
+                    self.legs.on_record({"leg": RUN, "event": "run.left_behind", **named, "time_s": time.time()})
                 template = order_template(RUN, leg, spec, info)
                 self.run.verdict_json.unlink(missing_ok=True)  # of the end that is continued now
                 result = self.legs.run(RUN, leg, template, plan, spec)
@@ -74,6 +77,15 @@ def lock_job(run: RunLayout, root: Path) -> Iterator[None]:
                 remove_run(run)  # no leg of it has begun
             raise
         yield
+
+
+def _left_behind(run: RunLayout, info: RunInfo) -> RunLayout | None:
+    """The run of the same job before this one, if `chaosrun resume` would go on with it."""
+    earlier = (each for each in list_runs(run.path.parents[1]) if each.created_s < info.created_s and each.status != "damaged")
+    of_the_job = (other for each in earlier if _key(read_run(other := RunLayout(each.path))) == _key(info))
+    last = next(of_the_job, None)
+    may_go_on = last and last.leg(RUN).journal.exists() and can_go_on(outcome_of(last.leg(RUN)), in_production=True)
+    return last if may_go_on else None
 
 
 def _key(info: RunInfo) -> str:

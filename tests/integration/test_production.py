@@ -1,6 +1,7 @@
 """`chaosrun run` on placements that are kept: a rank is lost, and the restart is held against what was recorded before."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from chaosrun.cli import main
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.report.live import progress
+from chaosrun.report.sentences import EventText
 from tests.conftest import WarmDrills
 from tests.e2e.drills import STEPS, events, write_job
 
@@ -227,3 +229,21 @@ def test_a_run_whose_script_failed_goes_on_once_that_is_mended(warm_drills: Warm
     again = warm_drills.production(failed.run, root=root, on_event=lambda _: old.append(failed.run.verdict_json.exists()))
     assert (again.verdict.status, again.verdict.steps) == ("PASS", STEPS), again.verdict.cause
     assert not old[-1], "killed meanwhile, it would be said to have ended as before"
+
+
+def test_a_run_that_begins_anew_names_the_one_before_it_that_may_go_on(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    there, root = tmp_path / "data", tmp_path / "root"
+    job = write_job(tmp_path, f"if step == 2 and not Path({str(there)!r}).exists():\n    raise OSError('no data')\n")
+    said: list[EventText] = []
+
+    def hear(record: dict[str, Any]) -> None:
+        said.extend([EventText.notice(record)] * (record["event"] == "run.left_behind"))
+
+    first = warm_drills.production(job, root=root, on_event=hear)
+    assert not said
+    second = warm_drills.production(job, root=root, on_event=hear)
+    assert len(said) == 1 and f"begins anew; run {first.run.run_id} of this job has not ended" in said[0].sentence
+    there.touch()
+    assert warm_drills.production(second.run, root=root, on_event=hear).verdict.status == "PASS"
+    assert warm_drills.production(job, root=root, on_event=hear).verdict.status == "PASS"
+    assert len(said) == 1, "the last one was done"
