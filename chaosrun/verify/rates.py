@@ -1,7 +1,7 @@
 """The position of an attempt's learning rate schedule, from the rates that it then used, or from its saves. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from chaosrun.records.history import Attempt
@@ -135,14 +135,25 @@ def _count_behind(drill: Drill, attempt: Attempt) -> tuple[str, int, int, int] |
     that count, the later step and the count there. None, too, if rates never change."""
     base = attempt.resume_step
     for rank, trace in attempt.traces.items() if base else ():
-        saved = [entry for each in drill.before(attempt.number, rank) for entry in _counts(each)]
-        before = {place: counted for step, place, counted in saved if step == base}
-        for step, place, counted in _counts(trace):
+        saved = [[*_counts(each)] for each in (*drill.before(attempt.number, rank), trace)]
+        before = {place: counted for each in saved[:-1] for step, place, counted in each if step == base}
+        for step, place, counted in saved[-1]:
             # A scheduler that counts each step continues to do so; any other never counts backwards.
-            if place in before and counted < before[place] + (step - base) * (before[place] // base):
+            if place in before and counted < before[place] + (step - base) * _by_step(place, saved, before[place] // base):
                 rates = {record.lr for record in drill.chaos_lineage.of(rank).values() if record.lr}
                 return (place[1], before[place], step, counted) if len(rates) > 1 else None
     return None
+
+
+def _by_step(place: tuple[str, str], saved: Sequence[Sequence[tuple[int, tuple[str, str], int]]], otherwise: int) -> int:
+    """How far a scheduler counts with each step: from two saves of one attempt, as the run may have begun with a count.
+    `otherwise`: where no attempt has two."""
+    for each in saved:
+        counts = {step: counted for step, name, counted in each if name == place}
+        if len(counts) > 1:
+            first, *_, last = sorted(counts)
+            return (counts[last] - counts[first]) // (last - first)
+    return otherwise
 
 
 def _counts(trace: RankTrace) -> Iterator[tuple[int, tuple[str, str], int]]:

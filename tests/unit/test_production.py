@@ -156,6 +156,18 @@ def test_a_schedule_that_is_begun_anew_is_a_warning_where_no_step_shows_it(
     assert (told in warned[0]) if told else not warned, warned
 
 
+@pytest.mark.parametrize(("later", "told"), [(22, False), (12, True)])
+def test_a_schedule_of_a_run_that_began_with_a_checkpoint_of_an_earlier_one_is_not_behind(
+    tmp_path: Path, later: int, told: bool
+) -> None:
+    """It counts from there: 18 at step 8 are not two for each step."""
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[1:2])
+    for attempt, step, counted in ((1, 4, 14), (1, 8, 18), (2, 12, later)):
+        held = {"scheduler/last_epoch": f"{counted}", "scheduler/_last_lr": "a" * 16}
+        edit_trace(run, "chaos", attempt, 0, only("save", put(held=held), step=step))
+    assert any("scheduler counted 18" in each for each in warnings(account(run).drill)) is told
+
+
 def test_a_checkpoint_that_could_not_be_read_is_told_beside_the_verdict(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     assert not any("set aside" in each for each in warnings(account(run).drill))
