@@ -14,6 +14,7 @@ from chaosrun.observe.resumed_at import RankStart
 from chaosrun.observe.trace import Observer
 from chaosrun.protocol.bucket_priming import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.records.layout import RUN
 from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, SaveRecord
 from chaosrun.wording import hiding
@@ -58,12 +59,13 @@ def why_no_step(context: WorkerContext, has_trained: bool) -> str:
     files = context.file_guard
     if files and files.began_with:
         return hiding(files.began_with)
+    done = "the job is done if a checkpoint from before the run holds all its steps; else " if context.order.leg == RUN else ""
     ranks = context.order.world_size
     each = f"; each of {ranks} ranks has to train: one that only serves others cannot be drilled" if ranks > 1 else ""
     return (
-        "name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by itself, or "
-        "a library's own class of optimizer, makes none: of fastai, take OptimWrapper with opt=torch.optim.AdamW); a process "
-        f"that it starts by itself is drilled by its command{each}"
+        f"{done}name the script that trains (a step is a call of an optimizer of torch: a loop that changes its weights by "
+        "itself, or a library's own class of optimizer, makes none: of fastai, take OptimWrapper with "
+        f"opt=torch.optim.AdamW); a process that it starts by itself is drilled by its command{each}"
     )
 
 

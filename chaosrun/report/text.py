@@ -50,6 +50,8 @@ def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
     parts += [labelled("warning", sentence) for sentence in (*verdict.warnings, *view.damage)]
     if view.page is not None:
         parts.append(labelled("report", view.page, wrap=False))
+    if view.files is not None:
+        parts.append(labelled("files", view.files, wrap=False))
     for command in view.commands:
         if view.status == "PASS" and command.label == "inspect":
             continue

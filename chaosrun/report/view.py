@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
 from chaosrun.records.history import LegHistory, read_leg
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.naming import shortest
 from chaosrun.records.run_file import readable
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
@@ -179,6 +179,13 @@ class RunView:
     @property
     def page(self) -> str | None:
         return shortest(self.run.report_html.absolute()) if self.run.report_html.is_file() else None
+
+    @property
+    def files(self) -> str | None:
+        """The working folder of a run in production, if its script left files there: what links lead to is the job's."""
+        work = self.run.leg(RUN).work
+        found = [each for each in work.iterdir() if not each.is_symlink()] if self.facts.in_production and work.is_dir() else []
+        return shortest(work.absolute()) if any(each.is_file() or any(each.iterdir()) for each in found) else None
 
 
 def read_view(run: RunLayout, verdict: "Verdict") -> RunView:

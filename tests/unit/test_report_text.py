@@ -233,6 +233,18 @@ def test_the_page_is_named_where_there_is_one(run: RunLayout) -> None:
     assert f"\nreport    .chaosrun/runs/{RUN_ID}/report.html\nrepeat  " in text(PASSED, run)
 
 
+def test_a_run_in_production_names_the_folder_in_which_its_script_left_files(run: RunLayout) -> None:
+    work = run.leg("run").work
+    work.mkdir(parents=True)
+    (work / "data").symlink_to(run.path)
+    (work / "empty").mkdir()
+    for kind, made, told in (("run", "data/old.pt", False), ("run", "last.pt", True), ("drill", "last.pt", False)):
+        run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_bytes()), "kind": kind}))
+        (work / made).touch()
+        named = f"\nfiles     .chaosrun/runs/{RUN_ID}/run/folders/above/work\n"
+        assert (named in text(PASSED, run), "files  " in text(PASSED, run)) == (told, told)
+
+
 @pytest.mark.parametrize(
     ("outcome", "end"),
     [
